@@ -399,6 +399,37 @@ func TestPartlyCaptured(t *testing.T) {
 	}
 }
 
+// A message of a call that was not made is never received: rank 0 would have sent it in a
+// call that also needed rank 2, which has closed.
+func TestMessagesOfFailedCallsAreGone(t *testing.T) {
+	x := ofTest(t, 3, 1, Options{})
+	if err := x.comms[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, b := x.streamAndBuffer(x.comms[0])
+	x.comms[0].Exchange(s, []Message{{1, b.Slice(0, 8)}}, []Message{{2, b.Slice(8, 8)}})
+	wantError(t, x.comms[0].Err(), "rank 2 has closed the communicator")
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s, b := x.streamAndBuffer(x.comms[1])
+		x.comms[1].Recv(s, b.Slice(0, 8), 0)
+	}()
+	for received := false; waiting(x.comms[0]) == 0 && !received; runtime.Gosched() {
+		select {
+		case <-over:
+			received = true
+		default:
+		}
+	}
+	if err := x.comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	<-over
+	wantError(t, x.comms[1].Err(), "rank 0 has closed the communicator")
+	x.comms = x.comms[1:2] // the others have closed
+}
+
 // Closing also wakes a rank that waits already, without a driver.
 func TestCloseWakesWaiting(t *testing.T) {
 	x := ofTest(t, 2, 1, Options{})

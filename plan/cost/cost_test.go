@@ -366,3 +366,19 @@ func TestHardwareByFigures(t *testing.T) {
 		t.Errorf("only %d kinds of hardware were tried", len(seen))
 	}
 }
+
+// At least four whole groups of microbatches are walked, and not many more passes than are
+// allowed for.
+func TestWalkedMicrobatches(t *testing.T) {
+	for _, pp := range []int{1, 2, 3, 8, 64, 500} {
+		for _, vpp := range []int{1, 2, 7} {
+			for _, group := range []int{0, pp, pp + 1, 4 * pp, 1000} {
+				m := &Model{setup: &plan.Setup{Layout: plan.Layout{PP: pp, VPP: vpp, GroupSize: group}}}
+				whole := max(group, pp)
+				if n := m.walked(); n%whole != 0 || n < 4*whole || n > 4*whole && n*pp*vpp > 1<<14 {
+					t.Errorf("PP %d, VPP %d, groups of %d: %d microbatches are walked", pp, vpp, group, n)
+				}
+			}
+		}
+	}
+}

@@ -158,7 +158,7 @@ func Parse(data []byte) (*GPU, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&g); err != nil {
-		return nil, fmt.Errorf("hardware file: %s; the keys are those of %s", sentence(err), strings.Join(keys(), ", "))
+		return nil, fmt.Errorf("hardware file: %s; the keys are %s", sentence(err), strings.Join(keys(), ", "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("hardware file: more follows after the object; keep one object")

@@ -4,11 +4,14 @@ package search
 
 import (
 	"errors"
+	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
@@ -130,6 +133,76 @@ func BenchmarkDeepSeekPolicy(b *testing.B) {
 	for b.Loop() {
 		if _, err := Policy(s, o); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Interleaving needs whole groups of microbatches: layouts without are left out, and no others.
+func TestInterleavedLayoutsHaveWholeGroups(t *testing.T) {
+	s := small(t)
+	s.Layout = plan.Layout{World: 8}
+	odd := 0
+	for global := 2; global <= 24; global += 2 {
+		s.Batch.Global = global
+		o := Options{Budget: 7e9, Micro: []int{1, 2}}
+		want := map[string]bool{}
+		for l := range layouts(s) {
+			for _, micro := range o.Micro {
+				n := withoutPolicy(s)
+				n.Layout, n.Batch.Micro = l, micro
+				if n, err := n.Normalise(); err == nil {
+					whole := l.VPP == 1 || n.Microbatches()%l.PP == 0
+					want[layoutName(n.Layout, micro)] = whole
+					if !whole && n.Microbatches()%l.VPP == 0 {
+						odd++
+					}
+				}
+			}
+		}
+		list, err := candidates(s, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			if !want[c.name] {
+				t.Errorf("batches of %d: %s is tried", global, c.name)
+			}
+			delete(want, c.name)
+		}
+		for name, whole := range want {
+			if whole {
+				t.Errorf("batches of %d: %s is left out, or was tried twice", global, name)
+			}
+		}
+	}
+	if odd == 0 {
+		t.Error("no layout has whole groups of chunks alone: the test says nothing")
+	}
+}
+
+// The fastest of a list is the best of all, also if bounds are close to times.
+func TestFastestIsTheBest(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	p := &problem{}
+	for range 300 {
+		var list []*choice
+		for i := range 1 + rng.IntN(30) {
+			bound := cost.Seconds(1 + rng.Float64()*math.Pow(10, -float64(rng.IntN(7))))
+			list = append(list, &choice{
+				rec: uint32(rng.IntN(8)), off: uint32(i), moved: memory.Bytes(rng.IntN(3)), bound: bound,
+				total: bound * cost.Seconds(1+rng.Float64()*math.Pow(10, -float64(rng.IntN(7)))), passes: []cost.Pass{{Forward: cost.Seconds(i)}},
+				failed: rng.IntN(4) == 0,
+			})
+		}
+		slices.SortFunc(list, order)
+		var want *choice
+		for _, c := range list {
+			if !c.failed && (want == nil || p.beats(c, want)) {
+				want = c
+			}
+		}
+		if got := p.fastest(list, func(c *choice) bool { return !c.failed }); got != want {
+			t.Fatalf("%+v is taken, and %+v is better", got, want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -445,5 +446,54 @@ func TestOthersFit(t *testing.T) {
 			t.Errorf("%s takes %v s after %v, %q", names(x), x.After.Step.Total, last, x.Reason)
 		}
 		seen[names(x)], last = true, x.After.Step.Total
+	}
+}
+
+// The fraction of a rank is the least that fits at every point, and at least one part if
+// anything has to leave: groups that are needed next may make room by themselves once
+// something does.
+func TestFractionIsTheLeast(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	spared := 0
+	for range 2000 {
+		size := func(most int) memory.Bytes { return memory.Bytes(rng.IntN(most)) }
+		of := []left{{saved: 100 + size(100), moved: []memory.Bytes{size(100)}}}
+		stays := size(200) - 100
+		p := &problem{
+			setup: &plan.Setup{Layout: plan.Layout{PP: 1, VPP: 1}}, rooms: []memory.Bytes{1000}, stages: []stage{{count: []int{1}}},
+			tables: []table{{stays: []memory.Bytes{stays}}},
+		}
+		for range 1 + rng.IntN(3) {
+			p.tables[0].points = append(p.tables[0].points, point{fixed: 300 + size(300), live: []int{1 + rng.IntN(4)}})
+		}
+		want, needs, can := parts+1, false, false
+		for n := parts; n > 0; n-- {
+			fits := true
+			for _, q := range p.tables[0].points {
+				over := q.fixed - p.rooms[0] + memory.Bytes(q.live[0])*of[0].saved
+				moved := memory.Bytes(q.live[0]) * of[0].moved[0]
+				needs, can = needs || over > 0, can || moved > 0
+				fits = fits && parts*(over+stays) <= memory.Bytes(n)*moved || fits && over+stays <= 0
+			}
+			if fits {
+				want = n
+			}
+		}
+		if !needs {
+			want = 0
+		}
+		if needs && !can {
+			want = parts + 1
+		}
+		n, _, ok := p.fraction(0, 0, 1, of)
+		if ok != (want <= parts) || ok && n != want {
+			t.Fatalf("%+v with %+v: %d, %v; want %d", p.tables[0], of, n, ok, want)
+		}
+		if ok && n == 1 && stays < 0 {
+			spared++
+		}
+	}
+	if spared == 0 {
+		t.Error("nothing made room by itself: the test says nothing")
 	}
 }

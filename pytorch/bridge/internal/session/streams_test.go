@@ -286,3 +286,47 @@ func TestCloseDuringAReplay(t *testing.T) {
 	}
 	c.ok(c.s.Close())
 }
+
+// A group that could not be saved is none: the next one has its number and its place among
+// groups of its name, so that a step which goes on follows its plan.
+func TestFailedSaveLeavesNothing(t *testing.T) {
+	c := newStreamer(t, Config{Limit: 10000})
+	storage := func(id uint64) Storage {
+		return Storage{ID: id, Address: uint64(c.take(4096).Addr()), Bytes: 4096}
+	}
+	step := func(wrong bool) {
+		t.Helper()
+		c.begin("k", 0)
+		for i := range 2 {
+			if wrong {
+				x := storage(uint64(10 + i))
+				x.Rows, x.RowBytes = uint64(c.take(8).Addr()), 64
+				if _, _, err := c.s.Save("g", []Storage{x}); !errors.As(err, new(Wrong)) {
+					t.Errorf("rows that a capture is the first to save: %v", err)
+				}
+			}
+			n, _, err := c.s.Save("g", []Storage{storage(uint64(1 + i))})
+			c.ok(err)
+			if id := c.s.groups[n].id; n != uint64(i+1) || id.Layer != i || len(c.s.groups) != i+1 {
+				t.Errorf("group %d is number %d of %d and %v", i, n, len(c.s.groups), id)
+			}
+		}
+		for n := uint64(2); n > 0; n-- {
+			_, _, err := c.s.Load(n)
+			c.ok(err)
+			_, err = c.s.Release(n)
+			c.ok(err)
+		}
+		c.end()
+	}
+	step(false)
+	step(false)
+	x := c.s.streams[0]
+	c.ok(c.dev.Sync())
+	x.BeginCapture()
+	step(true)
+	g, err := x.EndCapture()
+	c.ok(err)
+	c.ok(g.Close())
+	c.close()
+}
