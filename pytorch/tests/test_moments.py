@@ -9,7 +9,7 @@ from unittest import mock
 
 from blocks import Block, Layer, one_pass, recorded, stack, train
 from common import DEVICE, runtime, torch
-from stowage import _measured, _plan, _planned, _profile
+from stowage import _clock, _measured, _plan, _planned
 from stowage._again import state
 from stowage._budget import limit_for
 from stowage._errors import TooSmall
@@ -152,7 +152,7 @@ class Moments(unittest.TestCase):
                 now[0] += 1000.0 if first else 1.0
                 return super().forward(x)
 
-        with mock.patch.object(_profile, "time", types.SimpleNamespace(perf_counter=lambda: now[0])), recorded(stack(Slow)) as (rt, (m, *_)):
+        with mock.patch.object(_clock, "time", types.SimpleNamespace(perf_counter=lambda: now[0])), recorded(stack(Slow)) as (rt, (m, *_)):
             self.assertEqual(4, len(seen))
             for u in rt._planner.units.list:
                 self.assertEqual(10**9, m._whole[u])
