@@ -273,10 +273,22 @@ def selective():
     return {"context_fn": functools.partial(contexts, kept)}
 
 
-def checkpointed(block, **settings):
+def reentrant(forward):
+    """Returns a forward pass with PyTorch's older checkpoint around it, as Megatron-LM has it. Arguments are
+    passed by position: others would get no gradients."""
+
+    def run(*args, **kwargs):
+        call = lambda *all: forward(*all[: len(args)], **dict(zip(kwargs, all[len(args) :])))
+        return checkpoint(call, *args, *kwargs.values(), use_reentrant=True)
+
+    return run
+
+
+def checkpointed(block, older=False, **settings):
     """Makes a checkpoint around a block, or around what it was compiled to."""
     name = "forward" if getattr(block, "_compiled_call_impl", None) is None else "_compiled_call_impl"
-    setattr(block, name, functools.partial(checkpoint, getattr(block, name), use_reentrant=False, **settings))
+    forward = getattr(block, name)
+    setattr(block, name, reentrant(forward) if older else functools.partial(checkpoint, forward, use_reentrant=False, **settings))
 
 
 class Checkpoint(Patched):
@@ -292,9 +304,11 @@ class Checkpoint(Patched):
         self.patch()
 
     def patch(self):
-        settings = selective() if self.family == "selective" else {}
+        core, older = self.bench.case.core, self.bench.case.core is not None
+        settings = selective() if self.family == "selective" and not older else {}
         for i in spread(self.k, len(self.blocks)):
-            checkpointed(self.blocks[i], **settings)
+            block = self.blocks[i]
+            checkpointed(block.get_submodule(core) if self.family == "selective" and older else block, older, **settings)
 
     def step(self):
         if self.model is None:

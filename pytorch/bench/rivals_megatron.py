@@ -53,4 +53,7 @@ def megatron(path, small, device):
         return m(ids[:, :-1].contiguous(), places, None, labels=ids[:, 1:].contiguous()).float().mean()
 
     what = f"megatron.core: {layers} layers of {width}, {experts} experts one after the other, {batch} x {length} tokens, bf16"
-    return Case(model, step, blocks=[f"decoder.layers.{i}" for i in range(layers)], compiles=False, what=what)
+    # A layer keeps the routing of its last pass, whose graph holds what PyTorch's newer checkpoint made again
+    # until the next step. Megatron-LM itself has the older kind: around a layer, or around its attention.
+    blocks = [f"decoder.layers.{i}" for i in range(layers)]
+    return Case(model, step, blocks=blocks, compiles=False, what=what, core="self_attention.core_attention")

@@ -15,11 +15,12 @@ class Case:
     """A model to measure. step(model) runs the forward pass of the given model, which has the
     parameters of this one, and returns the loss."""
 
-    def __init__(self, model, step, blocks=None, groups=None, compiles=True, what=""):
+    def __init__(self, model, step, blocks=None, groups=None, compiles=True, what="", core=None):
         self.model, self.step, self.what = model, step, what
         self.blocks = find_blocks(model) if blocks is None else blocks
         self.groups = groups  # for attach(); None takes the names that the plug-in knows
         self.compiles = compiles  # whether torch.compile of its blocks is worth its time
+        self.core = core  # what a selective checkpoint recomputes of a block, if its checkpoints are PyTorch's older ones
 
 
 def find_blocks(model):

@@ -475,7 +475,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             if over <= 0 and (-over <= limit // 64 or not plan.choices):
                 break
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
-        if everything and here is None and small is not None and small.least > limit:  # the solver counts too much
+        if everything and here is None and (small is None or small.least > 0):  # the solver counts too much, or too little
             strongest = m.strongest(m.request(limit, offload, everything)[0])
             here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:

@@ -586,8 +586,9 @@ class Planner:
         slack = size // SLACK
         if peak > size:
             return size - peak - slack
-        if known.stage == "offload" and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
-            return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
+        if known.stage == "offload" and known.steps < REFINED and not known.over and known.kept - size // LATE > known.limit + size // LATE:
+            # The library keeps to its limit, but what stays beside it grows with the limit, too.
+            return max(min(known.kept - size // LATE - known.limit, size - peak - size // LATE), 0)
         if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - slack - slack // 4:
             room = max(size - peak - slack - known.over, 0)
             return room if known.stage == "recompute" else max(min(room // 2, max(known.flat, known.kept) - size // LATE - known.limit), 0)

@@ -94,12 +94,14 @@ def _holds_blocks(module: torch.nn.Module) -> bool:
 
 
 def _parts(block: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Returns the parts of a block that have matrices and parts of their own."""
+    """Returns the parts of a block that have matrices and parts of their own. Of a part with the core of an
+    attention, which has no matrices and saves most if it is not fused, the core alone is one."""
     for child in block.children():
         if isinstance(child, _lists):
             continue
         if not is_leaf(child) and has_matrix(child) and not is_compiled(child):
-            yield child
+            core = [m for m in child.children() if "attention" in type(m).__name__.lower() and not is_leaf(m) and not has_matrix(m) and not is_compiled(m)]
+            yield core[0] if len(core) == 1 else child
 
 
 def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:

@@ -344,6 +344,12 @@ class Refined(unittest.TestCase):
             for kept, more in ((size // 2, 0), (size // 2 + 2 * late, 0), (size // 2 + 3 * late, 2 * late)):
                 known.kept = kept
                 self.assertEqual(more, planner._change(known, known.plan, size // 2))
+            # What stays beside it grows, too: no more than the peak left, and nothing once a step exceeded the budget.
+            self.assertEqual(late // 2, planner._change(known, known.plan, size - late - late // 2))
+            self.assertEqual(0, planner._change(known, known.plan, size - late // 2))
+            known.over = 1
+            self.assertEqual(0, planner._change(known, known.plan, size // 2))
+            known.over = 0
             self.assertEqual(size // 2, expected())
             known.kept = size // 4
             self.assertEqual(size // 4, expected())

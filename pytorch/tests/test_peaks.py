@@ -17,6 +17,7 @@ from stowage._record import Weak, storage_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import checkpoint
 
 
 class Allocator(TorchDispatchMode):
@@ -66,6 +67,18 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.down(self.act(self.up(self.norm(x.float()))))
+
+
+class Wide(nn.Module):
+    """Saves one tensor three times and many bytes beside its input, so that two calls of it are much memory."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 9 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x):
+        a, b, c = self.up(x).chunk(3, -1)
+        return x + self.down(torch.sigmoid(a) * torch.tanh(b) * c)
 
 
 class Model(nn.Module):
@@ -130,6 +143,40 @@ class Peaks(unittest.TestCase):
 
     def test_parts_of_blocks(self):
         self.steps(Layer, 4, 32, 16, 0.6, False)
+
+    def test_blocks_that_are_large(self):
+        """Recomputing all blocks is a plan wherever it fits, however little room there is to try it."""
+        torch.manual_seed(1)
+        model, x = Model(Wide, 8, 32), torch.randn(16, 16, 32)
+        memory = Allocator(model)
+
+        def peak(run):
+            memory.most = memory.allocated()
+            run(model, x).square().mean().backward()
+            model.zero_grad(set_to_none=True)
+            return memory.most
+
+        def recomputed(model, x):
+            x = model.first(x)
+            for block in model.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return model.last(x)
+
+        with memory, mock.patch.object(_step, "PIECE", 16384), mock.patch.object(_planned, "WORTH", 0.0):
+            peak(Model.forward)
+            least = peak(recomputed)
+            for more in (1.03, 1.06, 1.12, 1.25, 1.5):
+                memory.reset()
+                with self.subTest(more=more), runtime("budget", budget=int(more * least), memory=memory) as rt:
+                    rt.attach(model)
+                    for i in range(10):
+                        with rt.step():
+                            most = peak(Model.forward)
+                        self.assertLessEqual(most, rt._budget.size if i >= RECORDED else 1.5 * rt._budget.size, i)
+                    self.assertEqual([], rt._planner.notes())
+                    plan = rt._planner.keys[""].plan
+                    self.assertFalse(plan.offloads)
+                    self.assertIn(sum(c.whole for c in plan.choices.values()), range(1, 9))
 
     def test_temporaries_that_grow(self):
         """As those of experts do that get more rows: a step that exceeds the budget is noticed at once, settled

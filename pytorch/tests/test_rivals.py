@@ -61,6 +61,44 @@ class Blocks(unittest.TestCase):
         self.assertEqual([1], seen)
 
 
+class Older(unittest.TestCase):
+    """Blocks that keep a tensor of their last pass, as Megatron-LM's do with the routing."""
+
+    class Block(nn.Module):
+        def __init__(self, core):
+            super().__init__()
+            self.up, self.core, self.calls = nn.Linear(4, 4), core, 0
+
+        def forward(self, *, hidden, mask=None):
+            self.calls += 1
+            self.routing = self.core(torch.tanh(self.up(hidden)))
+            return hidden + self.routing, mask
+
+    class Model(nn.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.layers = nn.ModuleList(make(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x, _ = layer(hidden=x)
+            return x
+
+    def test_same_gradients(self):
+        torch.manual_seed(1)
+        model, x = self.Model(self.Block), torch.randn(2, 4)
+        case = rivals_models.Case(model, lambda m: m(x.clone().requires_grad_()).square().sum(), blocks=[f"layers.{i}" for i in range(3)], core="core")
+        bench = rivals_kinds.Bench(case, "cpu")
+        rivals_kinds.Kind(bench, "eager").step()
+        bench.keep_gradients("eager")
+        for family, calls in (("checkpoint", [1, 2, 2]), ("selective", [1, 1, 1])):
+            kind = rivals_kinds.Checkpoint(bench, 2, family)
+            kind.step()
+            self.assertEqual(0.0, bench.difference("eager"))
+            self.assertEqual(calls, [layer.calls - model.layers[i].calls for i, layer in enumerate(kind.blocks)])
+            self.assertEqual([False, True, True], ["forward" in vars(layer.core if family == "selective" else layer) for layer in kind.blocks])
+
+
 class Gradients(unittest.TestCase):
     def test_difference(self):
         m = nn.Linear(3, 2)

@@ -33,6 +33,23 @@ class Blocks(unittest.TestCase):
         model = Outer(layers=nn.ModuleList(Layer() for _ in range(_units.FEW)))
         self.assertEqual([f"layers.{i}" for i in range(_units.FEW)], self.found(model))
 
+    def test_cores_of_attention(self):
+        """A core without matrices takes the place of the attention around it."""
+
+        Part, Mlp, CoreAttention = (type(name, (Outer,), {}) for name in ("Part", "Mlp", "CoreAttention"))
+        core = lambda: CoreAttention(drop=nn.Dropout(0.1))
+
+        def parts(**more):
+            layers = nn.ModuleList(Outer(attention=Part(up=nn.Linear(8, 8), **{name: make() for name, make in more.items()}), mlp=Mlp(up=nn.Linear(8, 8))) for _ in range(2))
+            found = self.found(nn.ModuleDict({"layers": layers}))
+            self.assertEqual(["layers.0", "layers.1"], found[::3])
+            return [name.replace("layers.0.", "") for name in found[1:3]]
+
+        self.assertEqual(["attention.core", "mlp"], parts(core=core))
+        # One that has matrices, or is one module, or one of several, or something else is none.
+        for more in ({"core": lambda: CoreAttention(up=nn.Linear(8, 8))}, {"core": CoreAttention}, {"core": core, "other": core}, {"core": lambda: Mlp(drop=nn.Dropout(0.1))}):
+            self.assertEqual(["attention", "mlp"], parts(**more))
+
     def test_one_part_is_no_finer(self):
         model = Outer(layers=nn.ModuleList(Outer(norm=nn.LayerNorm(8), attention=Attention()) for _ in range(3)))
         self.assertEqual(["layers.0", "layers.1", "layers.2"], self.found(model))
