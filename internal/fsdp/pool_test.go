@@ -455,3 +455,56 @@ func TestPoolWaitsOnce(t *testing.T) {
 		}
 	})
 }
+
+// fewEvents is a device that refuses events once it has made some.
+type fewEvents struct {
+	device.Device
+	left, made int
+}
+
+func (d *fewEvents) NewEvent(f device.EventFlags) (device.Event, error) {
+	if d.left == 0 {
+		return nil, errors.New("no more events")
+	}
+	d.left--
+	d.made++
+	return d.Device.NewEvent(f)
+}
+
+// A pool that could not be made leaves its events to the next: there are as many as a pool
+// has uses, however often it failed.
+func TestFailedPoolLeavesItsEvents(t *testing.T) {
+	dev, err := cpuDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := bucket.Spec{Align: 256, Multiple: 8, Prefetch: 1}
+	for i := range 4 {
+		spec.Units = append(spec.Units, bucket.FSDPUnit{Name: fmt.Sprint("unit ", i), Buckets: []bucket.Bucket{{Name: "b", Type: BF16, Elements: 64}}})
+		spec.Order = append(spec.Order, bucket.OrderEntry{Unit: i}, bucket.OrderEntry{Unit: i, Release: true})
+	}
+	plan, err := bucket.NewPoolPlan(bucket.Arena, spec, bucket.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := dev.Alloc(memory.Device, plan.Bytes, "pool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	few := &fewEvents{Device: dev}
+	set := newLanes(few)
+	for range plan.Uses {
+		few.left = 1
+		if _, err := newPool(set, buf, plan, "pool", nil); (err == nil) != (few.made == len(plan.Uses)) {
+			t.Fatalf("with %d events of %d: %v", few.made, len(plan.Uses), err)
+		}
+	}
+	s, err := dev.NewStream("free")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Free(buf)
+	if err := errors.Join(set.close(s), s.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -107,6 +107,11 @@ func TestViews(t *testing.T) {
 		stays := columns
 		stays.Stay = true
 		none := Tensor{Element: 4, Shape: []int{0, 7}}
+		staying := func(i int) []Tensor {
+			views := []Tensor{whole, matrix, half}
+			views[i].Stay = true
+			return views
+		}
 		for _, x := range []struct {
 			name              string
 			views             []Tensor
@@ -126,6 +131,9 @@ func TestViews(t *testing.T) {
 			{"seen many times", []Tensor{spread}, 4096, 0, 0},
 			{"too small to leave by itself", []Tensor{small}, 4096, 0, 0},
 			{"to stay", []Tensor{stays}, 0, 0, 0},
+			{"the first to stay", staying(0), 0, 0, 2},
+			{"the second to stay", staying(1), 0, 0, 2},
+			{"the last to stay", staying(2), 0, 0, 2},
 			{"nothing", []Tensor{none}, 4096, 0, 0},
 		} {
 			for _, plan := range []bool{true, false} {

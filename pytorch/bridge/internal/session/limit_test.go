@@ -136,3 +136,19 @@ func TestUsageOfRows(t *testing.T) {
 		}
 	}
 }
+
+// What the session holds is what it holds now, not the most that it ever held.
+func TestUsageIsOfNow(t *testing.T) {
+	c := newStreamer(t, Config{Limit: 10000})
+	c.step("k", 0, 1, false)
+	x := c.s.streams[0]
+	b, err := c.dev.Alloc(memory.Device, memory.MiB, "for a while")
+	c.ok(err)
+	x.Free(b)
+	c.ok(c.dev.Sync())
+	m := c.dev.Memory().Kind[memory.Device]
+	if u, err := c.s.Usage(); err != nil || u.Own != m.Current || m.Current >= m.Peak {
+		t.Errorf("%v of at most %v are held, and told are %v: %v", m.Current, m.Peak, u.Own, err)
+	}
+	c.close()
+}
