@@ -270,6 +270,7 @@ type pace struct {
 	once  sync.Once
 	quick chan struct{} // closed if somebody waits for the writer
 	turn  chan struct{} // holds a token while a file computes or rests
+	owed  time.Duration // work since the last rest; who holds the token uses it
 	rest  float64       // for each nanosecond of work
 }
 
@@ -278,7 +279,11 @@ type pace struct {
 // checksum takes, so that time counts once for each processor; all of it is to stay below 3 % of a few steps.
 const share = 0.005
 
-// piece is how much is summed between two rests.
+// burst is the work between two rests. Threads of a step that gave way to a checksum take a while to
+// meet again, so a few long bursts cost steps less than many short ones of the same length in all.
+const burst = 20 * time.Millisecond
+
+// piece is how much is summed before a look whether somebody waits, or a rest is due.
 const piece = 1 << 20
 
 func newPace() *pace {
@@ -292,7 +297,7 @@ func restOf(processors int) float64 { return 1/min(1, share*float64(processors))
 // hurry ends the limit.
 func (p *pace) hurry() { p.once.Do(func() { close(p.quick) }) }
 
-// pacedWriter writes to a checksum in pieces and rests after each.
+// pacedWriter writes to a checksum in pieces and rests after each burst.
 type pacedWriter struct {
 	io.Writer
 	*pace
@@ -316,7 +321,11 @@ func (w pacedWriter) some(b []byte) (int, error) {
 	defer func() { <-w.turn }()
 	began := time.Now()
 	n, err := w.Writer.Write(b)
-	rest := time.NewTimer(time.Duration(float64(time.Since(began)) * w.rest))
+	if w.owed += time.Since(began); w.owed < burst {
+		return n, err
+	}
+	rest := time.NewTimer(time.Duration(float64(w.owed) * w.rest))
+	w.owed = 0
 	defer rest.Stop()
 	select {
 	case <-w.quick:

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stowage-dev/stowage/train/internal/disk"
 	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
@@ -400,4 +402,39 @@ func TestRestOf(t *testing.T) {
 			t.Errorf("%d processors: rest %v, want %v", processors, got, want)
 		}
 	}
+}
+
+// slowWriter takes a millisecond for each write.
+type slowWriter struct{ most int }
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	time.Sleep(time.Millisecond)
+	w.most = max(w.most, len(b))
+	return len(b), nil
+}
+
+// Checksums of all files rest after each burst of work, and no longer when somebody waits.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, slow := newPace(), &slowWriter{}
+		p.rest = 9
+		files := []pacedWriter{{slow, p}, {slow, p}}
+		began := time.Now()
+		for i := range 50 { // two bursts and a half
+			if n, err := files[i%2].Write(make([]byte, 1+piece/2)); n != 1+piece/2 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		if took, want := time.Since(began), 50*time.Millisecond+2*9*burst; took != want {
+			t.Errorf("50 writes took %v, want %v", took, want)
+		}
+		p.hurry()
+		began = time.Now()
+		if n, err := files[0].Write(make([]byte, 50*piece+1)); n != 50*piece+1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if took := time.Since(began); took != 51*time.Millisecond || slow.most != piece {
+			t.Errorf("51 pieces of at most %d bytes took %v in a hurry", slow.most, took)
+		}
+	})
 }
