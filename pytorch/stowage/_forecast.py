@@ -21,10 +21,11 @@ from ._clock import Clock
 from ._config import Size
 from ._errors import Error, TooSmall
 from ._explanation import HOLDERS, WIDTH, Saved, by_module, shorten
+from ._key import REFINED
 from ._library import Library
 from ._managed import Following, Recording, Units, check_keep
 from ._plan import Measured, Plan, best, measured, notes, summary
-from ._planned import REFINED, WORTH
+from ._planned import WORTH
 from ._profile import Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA

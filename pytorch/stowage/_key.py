@@ -9,6 +9,17 @@ from ._plan import Measured, Plan
 from ._profile import Profile, Unit, fits
 from ._ranks import Facts
 
+# In the first steps of a stage, so many, the measured peak changes the plan.
+REFINED = 3
+
+# Plans leave this part of the budget, because no two steps are quite alike. Plans that compile blocks again leave STEADY
+# once two steps held the same: what compiled blocks save is known to the byte.
+SLACK = 128
+STEADY = 512
+
+# Once steps were measured, plans that offload leave this part for copies that are late.
+LATE = 64
+
 
 class Key:
     """What is known of the steps under one key."""
@@ -20,6 +31,8 @@ class Key:
         self.limit = 0  # of saved tensors, for plans that also offload
         self.flat = 0  # the same, as recorded steps tell without any caution
         self.peak = 0  # of the last step of the stage
+        self.before = 0  # the peak of the step before that
+        self.squeezed = False  # the plan was changed once more, because steps held the same
         self.over = 0  # the most that a step under a plan exceeded the budget by; later plans leave as much
         self.kept = 0  # the limit that the library learnt in steps that offload
         self.outside = 0  # bytes that are saved outside of units
@@ -58,6 +71,27 @@ class Key:
     def plan_key(self, key: str) -> str:
         """Returns the key under which the library knows steps that follow the plan."""
         return f"{key}\x01{self.version}"
+
+    def change(self, size: int, peak: int, measures: bool) -> int:
+        """Returns by how much the limit should change for the peak to be near the budget. Early
+        in a stage it may rise."""
+        slack, plan = size // SLACK, self.plan
+        assert plan is not None
+        if peak > size:
+            return size - peak - slack
+        if self.stage == "offload" and self.steps < REFINED and not self.over and self.kept - size // LATE > self.limit + size // LATE:
+            # The library keeps to its limit, but what stays beside it grows with the limit, too.
+            return max(min(self.kept - size // LATE - self.limit, size - peak - size // LATE), 0)
+        if not plan.choices or self.other is not None or not measures:
+            return 0
+        if self.steps < REFINED and peak < size - slack - slack // 4:
+            room = max(size - peak - slack - self.over, 0)
+            return room if self.stage == "recompute" else max(min(room // 2, max(self.flat, self.kept) - size // LATE - self.limit), 0)
+        steady = peak == self.before and not self.over and any(c.budget for c in plan.choices.values())
+        if self.stage == "recompute" and self.steps > REFINED and steady and not self.squeezed:
+            self.squeezed = True
+            return max(size - peak - size // STEADY, 0)
+        return 0
 
     def fits(self, less: int, units: Mapping[str, Tuple[Optional[bool], Optional[bool]]]) -> FrozenSet[Tuple[str, int, str]]:
         """Returns the second passes for which there was room in the recorded step, and is if there is so much less now."""

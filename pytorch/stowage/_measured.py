@@ -76,12 +76,15 @@ class Part(NamedTuple):
     fixed: int = 0  # bytes of all these that are never moved
     little: int = 0  # bytes of storages that are too small to be counted in these
     light: int = 0  # bytes of those that are dropped if all of it is recomputed
+    smaller: Mapping[float, int] = types.MappingProxyType({})  # bytes that a compiled block no longer saves, by the budget that it is compiled again with
     extra: int = 0  # bytes that perhaps only the recorded step held, to try second passes: inputs that nobody saves
 
     def dropped(self, c: Choice) -> int:
         """Returns the bytes that do not stay."""
         if c.whole:
             return self.lean + self.rest - (self.tail if c.first else 0)
+        if c.budget:
+            return self.smaller.get(c.budget, 0)
         return self.lean - sum(self.kinds.get(kind, 0) for kind in c.kept) if c.lean else 0
 
     def cast(self, c: Choice) -> Cast:
@@ -110,7 +113,9 @@ class Blocks:
         self._stamps = profile.clock.read()
         self._whole, self._lean = self._shortest()
         self._shares = self._shares_of_kinds()
-        self._smaller = self._compiled_smaller()
+        self._smaller = {b: self._compiled_smaller(b) for b in profile.smaller}
+        for u in {call.unit for call in profile.calls if call.unit.compiled}:
+            self._lean[u] = self._smaller.get(budget, {}).get(u.kind, (0.0, 0))[1]
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self._most: Optional[Tuple[Callable[[Call], Tuple[int, int]], List[int]]] = None  # what moments have whatever is chosen
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
@@ -296,21 +301,23 @@ class Blocks:
             lean.setdefault(call.unit, 0)
         return whole, lean
 
-    def _compiled_smaller(self) -> Dict[type, float]:
+    def _compiled_smaller(self, budget: float) -> Dict[type, Tuple[float, int]]:
         """Returns, by kind, the share of what compiled blocks save that they save no longer if
-        they are compiled with the budget, and notes how long that takes."""
+        they are compiled with a budget, and how much longer that takes, in nanoseconds."""
         p, shares = self._profile, {}  # type: Profile, Dict[type, float]
         before: Dict[type, int] = {}
         after: Dict[type, int] = {}
-        for call, s in p.smaller.get(self._budget, {}).items():
+        for call, s in p.smaller[budget].items():
             kind = call.unit.kind
-            if (kind, self._budget) not in p.not_smaller:
+            if (kind, budget) not in p.not_smaller:
                 shares[kind] = min(s.share, shares.get(kind, 1.0))
                 for table, stamps in ((before, s.before), (after, s.after)):
                     table[kind] = min(self._took(*stamps), table.get(kind, self._took(*stamps)))
-        for u in {call.unit for call in p.calls if call.unit.compiled and call.unit.kind in shares}:
-            self._lean[u] = max(after[u.kind] - before[u.kind], 1)
-        return shares
+        return {kind: (share, max(after[kind] - before[kind], 1)) for kind, share in shares.items()}
+
+    def _again_smaller(self, u: Unit) -> List[Choice]:
+        """Returns the choices that compile a block again."""
+        return [Choice(True, budget=b) for b, of in self._smaller.items() if u.compiled and of.get(u.kind, (0.0, 0))[0] > 0]
 
     def _part(self, call: Call) -> Tuple[Part, Dict[int, int]]:
         """Returns what a call saves, and the bytes of what does not stay if all of it is recomputed, by storage."""
@@ -349,12 +356,14 @@ class Blocks:
         inputs = min(sum(stay.values()), rest)
         cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
         rest -= inputs
+        smaller: Dict[float, int] = {}
         if call.unit.compiled:  # which has no cheap parts of its own
-            lean = int(self._smaller.get(call.unit.kind, 0.0) * rest) if call.unit.whole is not False else 0
+            smaller = {b: int(of[call.unit.kind][0] * rest) for b, of in self._smaller.items() if call.unit.kind in of and call.unit.whole is not False}
+            lean = smaller.get(self._budget, 0)
             rest -= lean
             by_kind = {"": lean}
         fixed = sum(p.bytes[s] for s in lean_only if s in p.fixed)
-        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()), self._light(call), self._extra(call, mine))
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()), self._light(call), smaller, self._extra(call, mine))
         return part, {s: p.bytes[s] for s in lean_only if s not in stay}
 
     @staticmethod
@@ -445,6 +454,9 @@ class Blocks:
     def _took_again(self, u: Unit, c: Choice) -> int:
         if c.whole:
             return self._second(u, c.first)
+        if c.budget and c.budget != self._budget:
+            took, own = (self._smaller.get(b, {}).get(u.kind, (0.0, 0))[1] for b in (c.budget, self._budget))
+            return int(took * self._lean[u] / own) if own else took  # times may be those of steps under a plan
         shares = self._shares_of(u)
         return int(self._lean.get(u, 0) * (1 - sum(shares.get(k, 0.0) for k in c.kept))) if c.lean else 0
 

@@ -179,7 +179,7 @@ class Measured(Held):
     def made(self, plan: Plan) -> bool:
         """Reports whether a plan is one of these units, compiled again with this budget if at all."""
         first = all(c.first == self._again_whole(u).first for u, c in plan.choices.items() if c.whole)
-        return first and {part.unit for part in self.parts.values()} == set(plan.saved) and {c.budget for c in plan.choices.values()} <= {0.0, self._budget}
+        return first and {part.unit for part in self.parts.values()} == set(plan.saved) and {c.budget for c in plan.choices.values()} <= {0.0, *self._smaller}
 
     def relaxed(self, plan: Plan, room: int) -> Plan:
         """Returns a plan that recomputes less than one which left so many bytes unused, or that
@@ -190,6 +190,7 @@ class Measured(Held):
 
         def options(u: Unit, c: Choice) -> Iterator[Choice]:
             yield Choice(offload=c.offload)
+            yield from (of._replace(offload=c.offload) for of in self._again_smaller(u))
             if (c.whole or c.lean) and u in self._cheap:
                 sorts = self._sorts(u)
                 for n in range(1, len(sorts) + 1):
@@ -257,7 +258,7 @@ class Measured(Held):
             if u in self._cheap:
                 sorts = self._sorts(u)
                 can += [self._leanest(u, of, False) for n in range(1, len(sorts) + 1) for of in itertools.combinations(sorts, n)]
-            can += [plan.choices.get(u, KEEP)]
+            can += [*self._again_smaller(u), plan.choices.get(u, KEEP)]
             options[u] = {c: (self._took_again(u, c) * calls[u], 0) for c in can}
         for part in self.parts.values():
             for c, (took, drops) in options[part.unit].items():

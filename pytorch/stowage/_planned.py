@@ -25,7 +25,7 @@ from ._budget import Budget
 from ._clock import Stopwatch
 from ._compiled import BUDGETS, allow_more_graphs
 from ._errors import BudgetError, Error, TooSmall, forget
-from ._key import Key
+from ._key import LATE, REFINED, SLACK, Key
 from ._managed import Following, Passes, Recording, Units
 from ._measured import KEEP
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
@@ -39,19 +39,12 @@ RECORDED = 2
 # In the first steps of a stage the measured peak changes the plan, and the next ones settle.
 # Plans that offload take longer: the library records one step and times another. TIMED steps
 # of a plan are timed.
-REFINED = 3
 TIMED = 3
 STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2, "compare": 2 * TIMED}
-
-# Plans leave this part of the budget, because no two steps are quite alike.
-SLACK = 128
 
 # A first plan that offloads leaves this part of the budget, because second passes and copies
 # need memory, too. The measured peak then tells how much of it can be used.
 CAUTION = 16
-
-# Once steps were measured, plans that offload leave this part for copies that are late.
-LATE = 64
 
 # The peak of settled plans that keep everything is read once in so many steps.
 LOOK = 16
@@ -355,7 +348,7 @@ class Planner:
             if raised(e):
                 raise Error(raised(e)) from None
             raise
-        known.followed, known.peak, budget.planned = known.followed + 1, peak, max(budget.planned, peak)
+        known.followed, known.before, known.peak, budget.planned = known.followed + 1, known.peak, peak, max(budget.planned, peak)
         known.over = max(known.over, peak - budget.size)
         if step is not None and budget.measures:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
@@ -366,7 +359,7 @@ class Planner:
         if clock is not None:
             known.times.append(clock.seconds())
         seconds = 0.0 if not known.times else known.times[-1] if known.stage == "compare" else min(known.times[-TIMED:])
-        self._end(key, known, Facts(key, None, learnt=True, change=self._change(known, plan, peak), lacks=known.lacks, seconds=seconds))
+        self._end(key, known, Facts(key, None, learnt=True, change=known.change(self._budget.size, peak, self._budget.measures), lacks=known.lacks, seconds=seconds))
 
     def _rebase(self, key: str, known: Key) -> None:
         """Makes another plan if more is held between steps than when the plan was made: the
@@ -578,21 +571,6 @@ class Planner:
             known.stage, known.steps, known.times = "offload", 0, []
         else:
             known.stage, known.limit = "settled", known.other[1]
-
-    def _change(self, known: Key, plan: Plan, peak: int) -> int:
-        """Returns by how much the limit should change for the peak to be near the budget. Early
-        in a stage it may rise."""
-        size = self._budget.size
-        slack = size // SLACK
-        if peak > size:
-            return size - peak - slack
-        if known.stage == "offload" and known.steps < REFINED and not known.over and known.kept - size // LATE > known.limit + size // LATE:
-            # The library keeps to its limit, but what stays beside it grows with the limit, too.
-            return max(min(known.kept - size // LATE - known.limit, size - peak - size // LATE), 0)
-        if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - slack - slack // 4:
-            room = max(size - peak - slack - known.over, 0)
-            return room if known.stage == "recompute" else max(min(room // 2, max(known.flat, known.kept) - size // LATE - known.limit), 0)
-        return 0
 
     def _settle(self, key: str, known: Key, plan: Plan, limit: int) -> None:
         """Goes back to a plan that was followed before."""

@@ -10,6 +10,7 @@ from unittest import mock
 from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, stack, train
 from common import DEVICE, runtime, stowage, torch
 from stowage import _compiled, _planned, _smaller
+from stowage._measured import Choice
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -337,6 +338,34 @@ class WithoutCompiler(Compared):
         smaller = lambda call, budget: lambda *args: checkpoint(call, *args, use_reentrant=False)
         self.assertEqual(["compile with activation_memory_budget=0.7"], self.said("lean", smaller))
         self.assertEqual(["compile with activation_memory_budget=0.7, offload"], self.said("lean, offload", smaller))
+
+    def test_two_budgets_in_a_plan(self):
+        """Where blocks with one budget hold a little too much, some get a smaller one: a whole block would take longer."""
+        smaller = lambda call, budget: lambda *args: checkpoint(call, *args, use_reentrant=False)
+        with mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1), mock.patch.object(_smaller, "with_budget", smaller):
+            model = self.make()
+            with runtime("budget", exact=False) as rt:
+                rt.attach(model)
+                train(model, one_pass, RECORDED, rt)
+                divisions = [m for m in rt._planner.keys[""].measured if m._budget]
+        self.assertEqual([0.7, 0.5], [m._budget for m in divisions])
+        shares, took = {0.7: 0.5, 0.5: 0.6}, {0.7: 100, 0.5: 300}
+        for m in divisions:
+            m._smaller = {b: {kind: (shares[b], took[b]) for kind in of} for b, of in m._smaller.items()}
+            for call, part in m.parts.items():
+                all = part.lean + part.rest
+                drops = {b: int(share * all) for b, share in shares.items()}
+                m.parts[call] = part._replace(lean=drops[m._budget], rest=all - drops[m._budget], kinds={"": drops[m._budget]}, smaller=drops)
+            units = list(dict.fromkeys(part.unit for part in m.parts.values()))
+            m._lean, m._whole = dict.fromkeys(units, took[m._budget]), dict.fromkeys(units, 1000)
+            one = dict.fromkeys(units, Choice(True, budget=0.7))
+            m.most_counted = lambda choices, m=m: sum(part.lean + part.rest - part.dropped(choices.get(part.unit, Choice())) for part in m.parts.values())
+            made = m.exchanged(m.strongest(m.request(0, False, True)[0]), m.most_counted(one) - 1)
+            self.assertEqual([0.5, 0.7, 0.7], sorted(c.budget for c in made.choices.values()), m._budget)
+            self.assertTrue(m.made(made))
+            self.assertEqual(500, m.again(made.choices))
+            part = next(iter(m.parts.values()))
+            self.assertEqual(one, m.relaxed(made, part.smaller[0.5] - part.smaller[0.7]).choices)
 
     def test_refused(self):
         def fails(call, budget):

@@ -15,6 +15,7 @@ from stowage._budget import limit_for
 from stowage._errors import TooSmall
 from stowage._measured import Choice
 from stowage._plan import Plan, agree, best
+from stowage._key import STEADY
 from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
 from stowage._ranks import Facts
 from torch import nn
@@ -343,18 +344,31 @@ class Refined(unittest.TestCase):
             self.assertEqual(size // 2, expected())
             for kept, more in ((size // 2, 0), (size // 2 + 2 * late, 0), (size // 2 + 3 * late, 2 * late)):
                 known.kept = kept
-                self.assertEqual(more, planner._change(known, known.plan, size // 2))
+                self.assertEqual(more, known.change(size, size // 2, planner._budget.measures))
             # What stays beside it grows, too: no more than the peak left, and nothing once a step exceeded the budget.
-            self.assertEqual(late // 2, planner._change(known, known.plan, size - late - late // 2))
-            self.assertEqual(0, planner._change(known, known.plan, size - late // 2))
+            self.assertEqual(late // 2, known.change(size, size - late - late // 2, planner._budget.measures))
+            self.assertEqual(0, known.change(size, size - late // 2, planner._budget.measures))
             known.over = 1
-            self.assertEqual(0, planner._change(known, known.plan, size // 2))
+            self.assertEqual(0, known.change(size, size // 2, planner._budget.measures))
             known.over = 0
             self.assertEqual(size // 2, expected())
             known.kept = size // 4
             self.assertEqual(size // 4, expected())
             known.steps = REFINED
-            self.assertEqual(0, planner._change(known, known.plan, size // 2))
+            self.assertEqual(0, known.change(size, size // 2, planner._budget.measures))
+
+    def test_steps_that_hold_the_same(self):
+        """Plans that compile blocks again then leave less of the budget, once."""
+        with runtime("budget", budget="1GiB") as rt:
+            model = stack(Block, 4)
+            rt.attach(model)
+            train(model, one_pass, RECORDED, rt)
+            known, size = rt._planner.keys[""], 1 << 30
+            peak = size - size // SLACK - 1
+            for choice, before, more in ((Choice(True), peak, 0), (Choice(True, budget=0.7), peak - 1, 0), (Choice(True, budget=0.7), peak, size - peak - size // STEADY), (Choice(True, budget=0.7), peak, 0)):
+                known.stage, known.steps, known.other, known.before = "recompute", REFINED + 1, None, before
+                known.plan.choices.update(dict.fromkeys(rt._planner.units.list, choice))
+                self.assertEqual(more, known.change(size, peak, True))
 
     def test_room_at_another_time(self):
         """What the process left at its peak is no room for saved tensors while gradients grow: a step that
@@ -381,7 +395,7 @@ class Refined(unittest.TestCase):
                 planner._try_offload("", known, known.plan, 1.0)
                 known.stage, known.steps, known.other, known.limit = "offload", 0, None, known.flat - size // CAUTION
                 known.plan.choices[planner.units.list[0]] = Choice(offload=True)
-                asked.append(known.limit + planner._change(known, known.plan, known.peak))
+                asked.append(known.limit + known.change(size, known.peak, True))
             for limit in asked:
                 self.assertTrue(fits(limit), limit / size)
                 self.assertFalse(fits(limit + size // CAUTION), limit / size)
