@@ -318,7 +318,7 @@ func TestRecomputeLeavesRoom(t *testing.T) {
 func TestDrawnTimesLeaveRoom(t *testing.T) {
 	t.Parallel()
 	seeds := []uint64{7, 15}
-	for seed := uint64(20); seed < 30 && !testing.Short(); seed++ {
+	for seed := uint64(20); seed < 24 && !testing.Short(); seed++ {
 		seeds = append(seeds, seed)
 	}
 	for _, seed := range seeds {
