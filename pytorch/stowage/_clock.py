@@ -34,6 +34,15 @@ class Clock:
             with torch.cuda.device(self._device):
                 torch.cuda._sleep(FILL)
 
+    def behind(self) -> float:
+        """Waits for the device, and returns for how many seconds: hardly at all if the device waits for the host.
+        A CPU never does."""
+        if not self._cuda:
+            return float("inf")
+        host = time.perf_counter()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - host
+
     def read(self) -> List[float]:
         """Returns the stamps in seconds after the first. It waits for the device."""
         if not self._stamps:

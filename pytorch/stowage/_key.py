@@ -20,6 +20,10 @@ STEADY = 512
 # Once steps were measured, plans that offload leave this part for copies that are late.
 LATE = 64
 
+# The device waits for the host if it is busy for less than this part of a step, and for fewer seconds, when the
+# host is done with it: there are always some kernels left.
+BEHIND = 1 / 24, 3e-3
+
 
 class Key:
     """What is known of the steps under one key."""
@@ -52,6 +56,7 @@ class Key:
         self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in the last one of them, at least
         self.cheap: Dict[Unit, Dict[str, int]] = {}  # the same of cheap parts, by kind, in all calls
         self.retimed = False  # the plan was made from such times
+        self.behind = float("inf")  # seconds for which the device was still busy when the host was done with the last of them
         self.other: Optional[Tuple[Plan, int]] = None  # the plan that only recomputes, and its limit
         self.turns: Dict[bool, List[float]] = {}  # seconds of steps, by whether they offload
         self.lowered = 0  # times that the library needed more than the limit of a plan
@@ -102,6 +107,12 @@ class Key:
                 if can is not False and fits(need, free - less):
                     found.add((name, number, what))
         return frozenset(found)
+
+    def count_hooks(self, seconds: float) -> None:
+        """Lets what recomputing takes of the host count in plans, if the device waited for it in a step of so many seconds."""
+        if self.behind < min(BEHIND[0] * seconds, BEHIND[1]):
+            for m in self.measured:
+                m.count_hooks()
 
     def retime(self) -> None:
         """Gives the times of the last step to those who plan."""

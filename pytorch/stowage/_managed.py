@@ -226,10 +226,10 @@ class Passes:
 
         return run
 
-    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, Dict[str, int]]]:
+    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, Dict[str, int]], float]:
         """Returns the shortest second pass of each unit, and how long its cheap parts take by kind, in all
-        calls, in nanoseconds. It waits for the device."""
-        seconds = self._clock.read()
+        calls, in nanoseconds. It waits for the device, and returns for how many seconds, too."""
+        behind, seconds = self._clock.behind(), self._clock.read()
 
         def took(begin: int, end: int) -> int:
             return max(int(1e9 * (seconds[end] - seconds[begin])), 1)
@@ -241,7 +241,7 @@ class Passes:
         for u, kind, begin, end in self._cheap:
             of = cheap.setdefault(u, {})
             of[kind] = of.get(kind, 0) + took(begin, end)
-        return passes, cheap
+        return passes, cheap, behind
 
 
 class Following:

@@ -25,6 +25,11 @@ NOTICED = 5_000_000
 UNLIKE = 1.25
 SORTS = 2
 
+# What recomputing takes of the host for each tensor that a block saves, in nanoseconds: cheap parts, and
+# all of it beside its second pass. It counts only if the device waits for the host.
+HOOK_LEAN = 15_000
+HOOK_WHOLE = 4_000
+
 # The kind of weights that are cast again.
 CAST = "ToCopyBackward0"
 
@@ -121,6 +126,7 @@ class Blocks:
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
         self._retimed = False  # times are those of steps under a plan
+        self._hooks: Dict[Unit, int] = {}  # tensors that a call saves, if the host's time counts
         self._users: Dict[int, List[Call]] = {}  # by storage: the calls that it is an argument of
         for call in profile.calls:
             for s in call.inputs:
@@ -237,7 +243,7 @@ class Blocks:
         shares, most = self._shares_of(u), self._whole.get(u, 0) + NOTICED
         sorts = []
         for i, kinds in enumerate(self._kinds.get(u.kind, [])):
-            took = int(self._lean.get(u, 0) * (sum(shares.get(k, 0.0) for k in kinds) if shares else 1.0))
+            took = int(self._lean.get(u, 0) * (sum(shares.get(k, 0.0) for k in kinds) if shares else 1.0)) + HOOK_LEAN * self._hooks.get(u, 0)
             if took <= most or not u.whole:
                 sorts.append(Sort(f"lean {i + 1}" if i else "lean", kinds, took))
         return sorts
@@ -452,13 +458,20 @@ class Blocks:
         return sum(self._took_again(part.unit, choices.get(part.unit, KEEP)) for part in self.parts.values())
 
     def _took_again(self, u: Unit, c: Choice) -> int:
+        hooks = self._hooks.get(u, 0)
         if c.whole:
-            return self._second(u, c.first)
+            return self._second(u, c.first) + HOOK_WHOLE * hooks
         if c.budget and c.budget != self._budget:
             took, own = (self._smaller.get(b, {}).get(u.kind, (0.0, 0))[1] for b in (c.budget, self._budget))
             return int(took * self._lean[u] / own) if own else took  # times may be those of steps under a plan
         shares = self._shares_of(u)
-        return int(self._lean.get(u, 0) * (1 - sum(shares.get(k, 0.0) for k in c.kept))) if c.lean else 0
+        return int(self._lean.get(u, 0) * (1 - sum(shares.get(k, 0.0) for k in c.kept))) + HOOK_LEAN * hooks if c.lean else 0
+
+    def count_hooks(self) -> None:
+        """Lets what recomputing takes of the host count from now on."""
+        for call in self.parts:
+            if not call.unit.compiled:
+                self._hooks[call.unit] = max(len(call.all), self._hooks.get(call.unit, 0))
 
     def _second(self, u: Unit, first: int) -> int:
         """Returns how long a second pass takes that makes the first tensors, or all."""

@@ -105,7 +105,7 @@ class Measured(Held):
             if (u, what) not in place:
                 place[u, what] = len(units)
                 names.append((u, what))
-                whole, sorts, again = self._second(u, self._again_whole(u).first), {s.name: s.took for s in self._sorts(u)}, 0
+                whole, sorts, again = self._took_again(u, self._again_whole(u)), {s.name: s.took for s in self._sorts(u)}, 0
                 if what in sorts:
                     again = max(sorts[what], 1)
                 if what == "rest" and self._can_whole(u) and u not in one and not (never and u in never):

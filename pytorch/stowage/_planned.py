@@ -354,7 +354,7 @@ class Planner:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
             made_for = self._division(known, plan)
-            second, known.cheap = passes.read()
+            second, known.cheap, known.behind = passes.read()
             known.passes = {u: t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t) for u, t in second.items()}
         if clock is not None:
             known.times.append(clock.seconds())
@@ -522,6 +522,7 @@ class Planner:
         def faster() -> Plan:
             made_for = self._division(known, plan)
             known.retime()
+            known.count_hooks(seconds)
             if made_for is None:
                 return plan
             found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)

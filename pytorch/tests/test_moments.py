@@ -12,8 +12,10 @@ from common import DEVICE, runtime, torch
 from stowage import _clock, _measured, _plan, _planned
 from stowage._again import state
 from stowage._budget import limit_for
+from stowage._clock import Clock
 from stowage._errors import TooSmall
-from stowage._measured import Choice
+from stowage._key import Key
+from stowage._measured import HOOK_LEAN, HOOK_WHOLE, Choice
 from stowage._plan import Plan, agree, best
 from stowage._key import STEADY
 from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
@@ -399,6 +401,33 @@ class Refined(unittest.TestCase):
             for limit in asked:
                 self.assertTrue(fits(limit), limit / size)
                 self.assertFalse(fits(limit + size // CAUTION), limit / size)
+
+
+class HostBound(unittest.TestCase):
+    """Where the device waits for the host, what hooks take of the host's time counts."""
+
+    def test_when(self):
+        for seconds, behind, want in ((0.06, 0.002, True), (0.06, 0.003, False), (0.2, 0.002, True), (0.2, 0.004, False), (0.06, float("inf"), False)):
+            m = mock.Mock()
+            known = Key()
+            known.measured, known.behind = [m], behind
+            known.count_hooks(seconds)
+            self.assertEqual(want, m.count_hooks.called, (seconds, behind))
+        self.assertEqual(float("inf"), Clock(torch.device("cpu")).behind())
+
+    def test_what(self):
+        with recorded(stack(Layer, 4)) as (_, divisions):
+            for m in divisions:
+                calls = {u: c for c in m.parts for u in [c.unit]}
+                for u, call in calls.items():
+                    choices = Choice(), Choice(whole=True), Choice(lean=True), Choice(offload=True)
+                    before = [m._took_again(u, c) for c in choices]
+                    sorts = [s.took for s in m._sorts(u)]
+                    with mock.patch.dict(m._hooks):
+                        m.count_hooks()
+                        after = [m._took_again(u, c) for c in choices]
+                        self.assertTrue(all(b - a == HOOK_LEAN * len(call.all) for a, b in zip(sorts, (s.took for s in m._sorts(u)))))
+                    self.assertEqual([0, HOOK_WHOLE * len(call.all), HOOK_LEAN * len(call.all), 0], [b - a for a, b in zip(before, after)])
 
 
 class PlannedAgain(unittest.TestCase):
