@@ -74,7 +74,7 @@ func GemmLaunch(p Product) device.Launch {
 	if p.C.even() && p.Plus.even() && (p.Plus.Buf == nil || p.Plus.Type == p.C.Type) {
 		switch {
 		case !p.TransA:
-			f := hopperDenseForm(m, n, k)
+			f := hopperDenseForm(m, n, k, p.TransB)
 			f.tune(&l, gemmHopper, p.TransB, p.A, p.B, f.tiles(m, n))
 		case !p.TransB:
 			f := hopperTurnedForm(m, n)

@@ -15,18 +15,26 @@ template <class Form> struct Gradient {
     Target to;
     bool first;
     Experts experts;
+    u32 e = 0; // the expert of the last pair
 
+    DEVICE u32 each() const { return pairs_of(pieces(m, high), pieces(n, wide)); }
     DEVICE void setup(u32 *ends) {
-        u32 each = pairs_of(pieces(m, high), pieces(n, wide));
-        experts.add_up(ends, [each](u32 rows) INLINE { return rows == 0 ? 0 : each; });
+        u32 of = each();
+        experts.add_up(ends, [of](u32 rows) INLINE { return rows == 0 ? 0 : of; });
     }
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
-    DEVICE Place find(u32 p) const {
-        u32 e = experts.owner(p), from = experts.first(e);
-        Spot s = nth_pair<1>(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
+    // depth and find are called for pairs in order. depth returns the rows of one.
+    DEVICE u32 depth(u32 p) {
+#pragma unroll 1
+        while (experts.ends[e] <= p) e++;
+        return experts.size(e);
+    }
+    DEVICE Place find(u32 p) {
+        u32 k = depth(p), from = experts.first(e);
+        Spot s = nth_pair<1>(pieces(m, high), pieces(n, wide), p - (experts.ends[e] - each()));
         u32 m0 = s.m * high, n0 = s.n * wide;
         u64 at = c + bytes(to.type, (e * (u64)m + m0) * to.pitch + n0);
-        return {m0, n0, from, from, experts.size(e), m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};
+        return {m0, n0, from, from, k, m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};
     }
     // idle clears rows, every warps-th of them. It takes as long as the product, so that reads
     // of operands hardly wait for its writes: after half of the pairs were brought, it has
@@ -81,7 +89,7 @@ template <class Form> struct Gradient {
     KERNEL(FORM_THREADS, 1, CLUSTER) name(GROUPED) {                                                            \
         u32 type = type_of(how, 2);                                                                             \
         Gradient<Form> plan = {global(c), low(size), high(size), {pitch, pitch, type, type}, bit(how, 6) != 0,  \
-                               {global(segments), high(rows), low(rows), nullptr}};                             \
+                               {global(segments), high(rows), low(rows), nullptr}, 0};                          \
         persist<false, false, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                          \
     }
 
@@ -97,3 +105,10 @@ EXPERTS(stowage_nn_hopper_grouped_nt, true, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nn_turns, false, Turns)
 EXPERTS(stowage_nn_hopper_grouped_nt_turns, true, Turns)
 GRADIENT(stowage_nn_hopper_grouped_grad_tn_low, Low)
+DENSE(stowage_nn_hopper_gemm_nn_slim, false, false, Slim)
+DENSE(stowage_nn_hopper_gemm_nt_slim, false, true, Slim)
+DENSE(stowage_nn_hopper_gemm_nn_square, false, false, Square)
+DENSE(stowage_nn_hopper_gemm_nt_square, false, true, Square)
+DENSE(stowage_nn_hopper_gemm_nn_middle, false, false, Middle)
+DENSE(stowage_nn_hopper_gemm_nt_middle, false, true, Middle)
+DENSE(stowage_nn_hopper_gemm_nt_broad, false, true, Broad)

@@ -24,19 +24,35 @@
 // other multiplies. With begins, sums of fp32 begin with what they are added to, which is
 // read in the other group's turn. sharers is the number of blocks that a stage is brought to.
 struct Shared {
-    static constexpr u32 high = 128, wide = 256, stages = 4, sharers = CLUSTER;
+    static constexpr u32 high = 128, wide = 256, box = 64, stages = 4, sharers = CLUSTER;
+    static constexpr bool turns = false, begins = false;
+};
+struct Square {
+    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = CLUSTER;
+    static constexpr bool turns = false, begins = false;
+};
+struct Middle {
+    static constexpr u32 high = 128, wide = 192, box = 64, stages = 5, sharers = CLUSTER;
+    static constexpr bool turns = false, begins = false;
+};
+struct Broad {
+    static constexpr u32 high = 128, wide = 288, box = 144, stages = 4, sharers = CLUSTER;
     static constexpr bool turns = false, begins = false;
 };
 struct Turns {
-    static constexpr u32 high = 128, wide = 128, stages = 6, sharers = CLUSTER;
+    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = CLUSTER;
     static constexpr bool turns = true, begins = false;
 };
 struct Low {
-    static constexpr u32 high = 64, wide = 256, stages = 5, sharers = CLUSTER;
+    static constexpr u32 high = 64, wide = 256, box = 64, stages = 5, sharers = CLUSTER;
     static constexpr bool turns = true, begins = true;
 };
+struct Slim {
+    static constexpr u32 high = 64, wide = 256, box = 64, stages = 5, sharers = CLUSTER;
+    static constexpr bool turns = true, begins = false;
+};
 struct Half {
-    static constexpr u32 high = 128, wide = 128, stages = 6, sharers = 1;
+    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = 1;
     static constexpr bool turns = false, begins = true;
 };
 
@@ -76,6 +92,7 @@ template <u32 down = TALL> DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
     u32 rank = cta_in_cluster(), most = high / 2;
     if (p >= most * wide) return {high - 1, 2 * (p - most * wide) + rank, false};
     u32 first = p / (down * wide) * down, in = p % (down * wide);
+    if (down == 1) return {2 * first + rank, in, true};
     u32 tall = least(most - first, down);
     return {2 * (first + in % tall) + rank, in / tall, true};
 }
@@ -84,7 +101,7 @@ template <u32 down = TALL> DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
 template <class Form> struct Ring {
     static constexpr u32 wide = Form::wide, count = Form::stages, boxes_a = Form::high / 64, sharers = Form::sharers;
     static constexpr bool turns = Form::turns;
-    static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = wide / 64, bytes = a_bytes + boxes_b * BOX;
+    static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = wide / Form::box, b_bytes = Form::box * 128, bytes = a_bytes + boxes_b * b_bytes;
     static constexpr u32 room = count * bytes + 16 * count + 32;
     u32 base, stage, parity;
 
@@ -140,45 +157,59 @@ template <bool along_a, bool along_b, class Ring> DEVICE void bring_tile(Ring &r
         }
 #pragma unroll
         for (u32 i = 0; i < Ring::boxes_b; i++) {
-            u32 x = at.b_x + 64 * i + (i < Ring::boxes_b / 2 ? 0 : at.gap), y = at.b_k + k;
-            one(map_b, Ring::a_bytes + i * BOX, along_b ? y : x, along_b ? x : y, at.share_b, i);
+            u32 x = at.b_x + Ring::b_bytes / 128 * i + (i < Ring::boxes_b / 2 ? 0 : at.gap), y = at.b_k + k;
+            one(map_b, Ring::a_bytes + i * Ring::b_bytes, along_b ? y : x, along_b ? x : y, at.share_b, i);
         }
         ring.next();
     }
 }
 
-// blank sets the rows of a box from row first on to zero.
+// blank sets the rows of a box from row first on to the next multiple of 16 to zero.
 DEVICE void blank(u8 *box, u32 first) {
 #pragma unroll 1
-    for (u32 i = first * 8 + thread() % GROUP; i < BOX / 16; i += GROUP) ((Vec *)box)[i] = {0, 0, 0, 0};
+    for (u32 i = first * 8 + thread() % GROUP; i < (first | 15) * 8 + 8; i += GROUP) ((Vec *)box)[i] = {0, 0, 0, 0};
+}
+
+// multiply_stage adds the products of slices times 16 of k, of operands that a and b describe.
+template <bool along_a, bool along_b, u32 wide, u32 parts, u32 slices> DEVICE void multiply_stage(u64 a, u64 b, u32 keep, float *c) {
+    constexpr u32 step_a = along_a ? 2 : 128, step_b = along_b ? 2 : 128; // 16 of k, in descriptors
+    constexpr u32 most = wide > 256 ? wide / 2 : wide;                    // columns of an instruction
+    wgmma_fence();
+#pragma unroll
+    for (u32 i = 0; i < slices; i++) {
+#pragma unroll
+        for (u32 h = 0; h < parts; h++) {
+#pragma unroll
+            for (u32 n = 0; n < wide; n += most) wgmma_ss<most, !along_a, !along_b>(c + (h * wide + n) / 2, a + h * (BOX / 16) + i * step_a, b + n * 8 + i * step_b, keep + i);
+        }
+    }
+    wgmma_commit();
 }
 
 // multiply_tile adds up this group's part of a tile: parts times 64 rows from half on. If
 // begun is set, sums begin with what c has.
 template <bool along_a, bool along_b, u32 wide, u32 parts, bool begun, class Ring> DEVICE void multiply_tile(Ring &ring, const Place &at, u32 half, float *c) {
-    constexpr u32 step_a = along_a ? 2 : 128, step_b = along_b ? 2 : 128; // 16 of k, in descriptors
     u32 last = 0;
 #pragma unroll 1
     for (u32 k = 0; k < at.k; k += 64) {
         mbar_wait(ring.full(), ring.parity);
-        if (!along_a && at.k - k < 64) {
+        u32 left = along_a ? 64 : at.k - k;
+        if (left % 16 != 0 && left < 64) {
             // Further rows belong to others.
             u8 *stage = pool + (ring.at() - spot(pool));
 #pragma unroll
-            for (u32 h = 0; h < parts; h++) blank(stage + (half + h) * BOX, at.k - k);
+            for (u32 h = 0; h < parts; h++) blank(stage + (half + h) * BOX, left);
 #pragma unroll 1
-            for (u32 i = 0; i < Ring::boxes_b; i++) blank(stage + Ring::a_bytes + i * BOX, at.k - k);
+            for (u32 i = 0; i < Ring::boxes_b; i++) blank(stage + Ring::a_bytes + i * BOX, left);
             fence_async();
             barrier(thread() / GROUP, GROUP);
         }
         u64 a = smem_desc(ring.at() + half * BOX, BOX, 1024), b = smem_desc(ring.at() + Ring::a_bytes, BOX, 1024);
-        wgmma_fence();
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-#pragma unroll
-            for (u32 h = 0; h < parts; h++) wgmma_ss<wide, !along_a, !along_b>(c + h * wide / 2, a + h * (BOX / 16) + i * step_a, b + i * step_b, begun ? 1 : k + i);
-        }
-        wgmma_commit();
+        u32 keep = begun ? 1 : k;
+        if (along_a || left > 48) multiply_stage<along_a, along_b, wide, parts, 4>(a, b, keep, c);
+        else if (left > 32) multiply_stage<along_a, along_b, wide, parts, 3>(a, b, keep, c);
+        else if (left > 16) multiply_stage<along_a, along_b, wide, parts, 2>(a, b, keep, c);
+        else multiply_stage<along_a, along_b, wide, parts, 1>(a, b, keep, c);
         wgmma_wait<1>();
         if (k > 0) ring.release(last);
         last = ring.stage;
@@ -351,6 +382,8 @@ template <bool along_a, bool along_b, class Form> DEVICE void halve(Place at, co
         registers_less<40>();
         if (warp() == 0 && elect()) bring_tile<along_a, along_b>(ring, at, map_a, map_b);
         warp_barrier();
+        cluster_arrive();
+        cluster_wait();
     } else {
         registers_more<232>();
         float c[wide / 2];
@@ -361,28 +394,26 @@ template <bool along_a, bool along_b, class Form> DEVICE void halve(Place at, co
             Vec x = {bits(c[4 * v]), bits(c[4 * v + 1]), bits(c[4 * v + 2]), bits(c[4 * v + 3])};
             *(Vec *)(pool + (mine - spot(pool)) + v * apart) = at.k > 0 ? x : Vec{0, 0, 0, 0};
         }
-    }
-    cluster_arrive();
-    cluster_wait();
-    if (group > 0) {
+        cluster_arrive();
+        cluster_wait();
         u32 column = rank * part;
         at.c += column * size_of(to.type);
         if (at.plus != 0) at.plus += column * size_of(to.type_plus);
         at.cols = at.cols > column ? at.cols - column : 0;
-        float c[part / 2];
-        begin_tile<part>(at, to, (group - 1) * 64, c);
+        float sum[part / 2];
+        begin_tile<part>(at, to, (group - 1) * 64, sum);
 #pragma unroll
         for (u32 r = 0; r < CLUSTER; r++) {
 #pragma unroll
             for (u32 v = 0; v < part / 8; v++) {
                 Vec x = hear(mine + (column / 8 + v) * apart, r);
-                c[4 * v] += number(x.x);
-                c[4 * v + 1] += number(x.y);
-                c[4 * v + 2] += number(x.z);
-                c[4 * v + 3] += number(x.w);
+                sum[4 * v] += number(x.x);
+                sum[4 * v + 1] += number(x.y);
+                sum[4 * v + 2] += number(x.z);
+                sum[4 * v + 3] += number(x.w);
             }
         }
-        to.store<part, true>(at, (group - 1) * 64, c);
+        to.store<part, true>(at, (group - 1) * 64, sum);
     }
     cluster_arrive(); // the other block may still read
     cluster_wait();
@@ -426,11 +457,11 @@ DEVICE void persist(Plan &plan, const To &to, u64 map_a, u64 map_b) {
         u32 when = group == 1; // the parity of this group's next turn
 #pragma unroll 1
         for (u32 p = block() / CLUSTER; p < pairs; p += step, mine = !turns || !mine) {
-            Place at = plan.find(p);
             if (!mine) {
-                ring.skip(pieces(at.k, 64));
+                ring.skip(pieces(plan.depth(p), 64));
                 continue;
             }
+            Place at = plan.find(p);
             float c[parts * wide / 2];
             if constexpr (Form::begins) {
 #pragma unroll

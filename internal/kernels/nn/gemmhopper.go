@@ -4,7 +4,9 @@
 package nn
 
 import (
+	"cmp"
 	_ "embed"
+	"math"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
@@ -20,19 +22,24 @@ type hopperForm struct {
 	suffix     string
 	high, wide int // rows and columns of a tile
 	stages     int // of A and B in shared memory, with 64 of k each
+	box        int // rows of B that are copied at once, if not hopperBox
 }
 
 var (
 	// Two groups of warps share a tile, which reads least. Nobody multiplies while they
-	// store it.
-	hopperShared = hopperForm{"", 128, 256, 4}
+	// store it. The others fit some results better; the last one is for a transposed B.
+	hopperShared = hopperForm{suffix: "", high: 128, wide: 256, stages: 4}
+	hopperSquare = hopperForm{suffix: "_square", high: 128, wide: 128, stages: 6}
+	hopperMiddle = hopperForm{suffix: "_middle", high: 128, wide: 192, stages: 5}
+	hopperBroad  = hopperForm{suffix: "_broad", high: 128, wide: 288, stages: 4, box: 144}
 	// Two groups of warps take turns: one stores its tile while the other multiplies.
-	hopperTurns = hopperForm{"_turns", 128, 128, 6}
-	// They take turns with lower and wider tiles, whose sums begin with the fp32 numbers that
+	hopperTurns = hopperForm{suffix: "_turns", high: 128, wide: 128, stages: 6}
+	hopperSlim  = hopperForm{suffix: "_slim", high: 64, wide: 256, stages: 5}
+	// They take turns, and sums begin with the fp32 numbers that
 	// they are added to: for gradients of weights, which take long to read and to store.
-	hopperLow = hopperForm{"_low", 64, 256, 5}
+	hopperLow = hopperForm{suffix: "_low", high: 64, wide: 256, stages: 5}
 	// The blocks of a cluster compute one tile: each adds up one half of k.
-	hopperHalf = hopperForm{"_half", 128, 128, 6}
+	hopperHalf = hopperForm{suffix: "_half", high: 128, wide: 128, stages: 6}
 )
 
 // hopperKernels are the kernels of a product, by form and by whether B is transposed.
@@ -40,7 +47,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -104,14 +111,33 @@ func hopperFormOf(n int) hopperForm {
 	return hopperShared
 }
 
-// hopperDenseForm returns the faster form for a product of m x n numbers, each a sum of k. If
-// sums are short, it takes a good part of the time to store wide tiles. If they are shorter
-// than hopperShort, storing is all that counts, and is faster in wide tiles.
-func hopperDenseForm(m, n, k int) hopperForm {
-	if k >= hopperShort && k <= 2048 || 2*hopperShared.tiles(m, n) <= hopperUnits {
-		return hopperTurns
+// hopperDenseForm returns the fastest form for a product of m x n numbers, each a sum of k. A
+// multiprocessor computes its tiles one after the other. To add up takes some percent longer than
+// in hopperShared, and by more if groups take turns and have hardly a tile each. To store a tile
+// takes as long as to add up so many products as store says, if nobody multiplies meanwhile. The
+// figures are those that fit the measurements of 50 products on an H200 best.
+func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
+	least := math.MaxInt
+	for _, c := range []struct {
+		hopperForm
+		slower, store, few int
+	}{
+		{hopperShared, 0, 120, 0},
+		{hopperSquare, 2, 60, 0},
+		{hopperMiddle, 0, 60, 0},
+		{hopperBroad, 3, 90, 0},
+		{hopperSlim, 6, 0, 6},
+		{hopperTurns, 3, 40, 6},
+	} {
+		rounds := c.rounds(m, n)
+		if rounds <= 2 {
+			c.slower += c.few
+		}
+		if cost := rounds * c.high * c.wide * (k*(100+c.slower) + 100*c.store); cost < least && (transB || c.hopperForm != hopperBroad) {
+			best, least = c.hopperForm, cost
+		}
 	}
-	return hopperFormOf(n)
+	return best
 }
 
 // hopperGroupedForm returns the faster form for a product over experts. Tiles of few rows and
@@ -159,5 +185,5 @@ func (f hopperForm) resident(l *device.Launch, k *device.Kernel, a, b Matrix, ti
 		Shared: f.shared(), Cluster: hopperCluster, Resident: f != hopperHalf,
 	}
 	l.Tuned.Map(a.boxes(hopperBox))
-	l.Tuned.Map(b.boxes(hopperBox))
+	l.Tuned.Map(b.boxes(cmp.Or(f.box, hopperBox)))
 }

@@ -55,7 +55,10 @@ func hopperCase(t testing.TB, i int, sizes hopperSizes) *tensorCase {
 // inForm returns the launch of a product in one of the forms that there are for it, whatever
 // form its size asks for.
 func (p Product) inForm(i int) device.Launch {
-	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperTurns}
+	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperTurns, hopperSlim, hopperSquare, hopperMiddle}
+	if p.TransB {
+		forms = append(forms, hopperBroad)
+	}
 	if p.TransA {
 		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperLow, hopperHalf}
 	}
@@ -116,7 +119,7 @@ func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
 func TestHopperGemmSourceOnTheHost(t *testing.T) {
 	program := newTensorProgram(t, "gemmhopper.cu", gemmHopperPTX)
 	for i := range 24 {
-		for _, c := range []*tensorCase{hopperCase(t, i, hopperOnHost), hopperGroupedCase(t, i, 140, 300)} {
+		for _, c := range []*tensorCase{hopperCase(t, i, hopperOnHost), hopperGroupedCase(t, i, 140*(1+i%2*5), 300)} {
 			if !c.tunedOnHost(t, program) {
 				t.Errorf("%s has no kernel for Hopper", c.name)
 			}
@@ -152,6 +155,29 @@ func TestHopperFormOfGradients(t *testing.T) {
 	} {
 		if got := hopperTurnedForm(c.m, c.n); got != c.want {
 			t.Errorf("%d x %d weights have form %q, want %q", c.m, c.n, got.suffix, c.want.suffix)
+		}
+	}
+}
+
+// Other products have tiles that fit their columns and fill the GPU.
+func TestHopperFormOfProducts(t *testing.T) {
+	for _, c := range []struct {
+		m, n, k int
+		transB  bool
+		want    hopperForm
+	}{
+		{8192, 576, 7168, true, hopperBroad}, // 128 tiles in one round
+		{8192, 256, 4096, true, hopperSquare},
+		{8192, 512, 4096, true, hopperShared},
+		{8192, 384, 2048, true, hopperMiddle},
+		{2048, 1024, 4096, false, hopperSquare},
+		{8192, 4096, 4096, true, hopperShared},
+		{8192, 7168, 576, false, hopperSlim}, // sums are short
+		{8192, 4096, 256, false, hopperSlim},
+		{8192, 4096, 1024, false, hopperSlim},
+	} {
+		if got := hopperDenseForm(c.m, c.n, c.k, c.transB); got != c.want {
+			t.Errorf("%d x %d x %d has form %q, want %q", c.m, c.n, c.k, got.suffix, c.want.suffix)
 		}
 	}
 }

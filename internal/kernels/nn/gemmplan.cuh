@@ -19,6 +19,7 @@ template <class Form> struct Dense {
     DEVICE void setup(u32 *) {}
     DEVICE void idle(u32, u32, volatile u32 *) const {}
     DEVICE u32 pairs() const { return pairs_of(pieces(m, high), pieces(n, wide)); }
+    DEVICE u32 depth(u32) const { return k; }
     DEVICE Place find(u32 p) const { return at(nth_pair(pieces(m, high), pieces(n, wide), p)); }
     DEVICE Place at(const Spot &s) const {
         u32 m0 = s.m * high, n0 = s.n * wide;
@@ -84,6 +85,7 @@ template <bool trans_b, class Form> struct Grouped {
     }
     DEVICE void idle(u32, u32, volatile u32 *) const {}
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
+    DEVICE u32 depth(u32) const { return k; }
     DEVICE Place find(u32 p) const {
         u32 e = experts.owner(p), first = experts.first(e), m = experts.size(e);
         Spot s = nth_pair(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);

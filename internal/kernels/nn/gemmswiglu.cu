@@ -6,12 +6,6 @@
 #include "gate.cuh"
 #include "gemmplan.cuh"
 
-// Slim is Low without what it begins with.
-struct Slim {
-    static constexpr u32 high = 64, wide = 256, stages = 5, sharers = CLUSTER;
-    static constexpr bool turns = true, begins = false;
-};
-
 // Left has the left half of the columns of a form.
 template <class Form> struct Left {
     static constexpr u32 high = Form::high, wide = Form::wide / 2;

@@ -19,9 +19,6 @@ var gemmSwigluPTX string
 
 var gemmSwigluImage = hopperImage("nn/gemmswiglu.cu", gemmSwigluPTX)
 
-// hopperSlim is hopperLow with sums that begin with zero.
-var hopperSlim = hopperForm{"_slim", 64, 256, 5}
-
 var (
 	gatedHopper = map[hopperForm]*device.Kernel{
 		hopperShared: {Name: "stowage_nn_hopper_gemm_swiglu", Image: gemmSwigluImage},
