@@ -18,10 +18,12 @@ normal; between two runs 256 MiB are written, so that the L2 cache is cold; a ti
 median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
 causal mask leaves.
 
-PyTorch's weight gradients ("weight") are bf16; those of Stowage are fp32, which writes more: the
-first ones of a step. All others are added to fp32 sums ("weight-added"), which in PyTorch is
-a product into bf16 and an addition, or torch.addmm where it takes fp32. Dense products of
-Stowage are its own, without cuBLASLt.
+The first weight gradients of a step ("weight") are stored, by Stowage in fp32 and by PyTorch's
+product in bf16, which writes half as much; "ratio" compares these two. "same" compares with what
+has the result of Stowage: PyTorch's product and its conversion to fp32, or torch.mm where it has results in
+fp32. Later gradients are added to fp32 sums ("weight-added"), which in PyTorch is a product into bf16
+and an addition, or torch.addmm where it takes fp32. Dense products of Stowage are its own,
+without cuBLASLt.
 """
 
 import argparse
@@ -78,9 +80,12 @@ GROUPS = {
     "wide8-14336": (8, 8192, 4096, 14336, lambda e: 1 + e % 2),
     "uneven32": (32, 16384, 7168, 4096, lambda e: 1 + e % 5),
     "uneven256": (256, 65536, 1024, 2048, lambda e: 1 + e % 3),
+    "few16": (16, 4096, 2048, 2816, lambda e: 1 + e % 4),
+    "few64": (64, 2048, 2048, 1024, lambda e: 1 + e % 3),
 }
-DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024), (8192, 512, 4096), (8192, 1536, 7168)]
+DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024), (8192, 512, 4096), (8192, 1536, 7168), (8192, 256, 4096), (8192, 576, 7168)]
 HEADS = {"head128": (16, 16, 128, 128), "gqa128": (32, 8, 128, 128), "head64": (32, 32, 64, 64), "mla": (16, 16, 192, 128)}
+SAME = ", fp32"  # how ways end that give fp32 where others give bf16
 RESULTS = {}  # by name: of each way, its time in microseconds and its rate
 OURS = {}  # by name: the same of Stowage
 CHILD = None  # the Ours that measures it
@@ -180,6 +185,7 @@ def grouped():
         measure(at + "input", "grouped_mm", lambda: torch._grouped_mm(y, w, offs=ends), flops)
         measure(at + "weight", "grouped_mm", lambda: torch._grouped_mm(y.t(), x, offs=ends), flops)
         grad = torch.zeros(experts, n, k, device="cuda")
+        measure(at + "weight", "grouped_mm, copy_" + SAME, lambda: grad.copy_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
         measure(at + "weight-added", "grouped_mm, add_", lambda: grad.add_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
         ours()
 
@@ -193,6 +199,8 @@ def dense():
         measure(at + "input", "mm", lambda: torch.mm(y, w, out=out[1]), flops)
         measure(at + "weight", "mm", lambda: torch.mm(y.t(), x, out=out[2]), flops)
         grad = torch.zeros(n, k, device="cuda")
+        measure(at + "weight", "mm, copy_" + SAME, lambda: grad.copy_(torch.mm(y.t(), x, out=out[2])), flops)
+        measure(at + "weight", "mm" + SAME, lambda: torch.mm(y.t(), x, out_dtype=torch.float32, out=grad), flops)
         measure(at + "weight-added", "mm, add_", lambda: grad.add_(torch.mm(y.t(), x, out=out[2])), flops)
         measure(at + "weight-added", "addmm", lambda: torch.addmm(grad, y.t(), x, out_dtype=torch.float32, out=grad), flops)
         ours()
@@ -330,24 +338,27 @@ def main():
         CHILD.end()
     table = []
     most = OURS.get("rows/copy", {}).get("rate")
-    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
+    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'same':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
     for name in RESULTS:
         ways = {w: r for w, r in RESULTS.get(name, {}).items() if "rate" in r}
-        best = max(ways, key=lambda w: ways[w]["rate"], default=None)
+        fastest = lambda of: max(of, key=lambda w: ways[w]["rate"], default=None)
+        best, same = fastest([w for w in ways if not w.endswith(SAME)]), fastest([w for w in ways if w.endswith(SAME)])
         own = OURS.get(name)
         row = {"name": name, "torch": RESULTS.get(name, {}), "best": best, "stowage": own}
         if best and own:
             row["ratio"] = own["rate"] / ways[best]["rate"]
+        if same and own:
+            row["same"] = own["rate"] / ways[same]["rate"]
         table.append(row)
         show = lambda r: f"{r['rate']:9.1f}" if r else " " * 9
         others = "; " + ", ".join(f"{w} {r['rate']:.0f}" for w, r in ways.items() if w != best) if len(ways) > 1 else ""
-        ratio = f"{row['ratio']:6.3f}" if "ratio" in row else " " * 6
+        ratio = " ".join(f"{row[r]:6.3f}" if r in row else " " * 6 for r in ("ratio", "same"))
         unit = (own or ways.get(best) or {}).get("unit", "")
         part = lambda v: f"{v:5.1f} %" if v else " " * 7
         copies = part(own and own.get("copy")) + " " + part(most and own and "copy" in own and 100 * own["rate"] / most)
         say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio} {copies}  {best}{others}")
     if ARGS.json:
-        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_ratio": r["ratio"] for r in table if "ratio" in r} | {f"{r['name']}_copy_percent": r["stowage"]["copy"] for r in table if "copy" in (r["stowage"] or {})}
+        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_{of}": r[of] for of in ("ratio", "same") for r in table if of in r} | {f"{r['name']}_copy_percent": r["stowage"]["copy"] for r in table if "copy" in (r["stowage"] or {})}
         label = {"bench": "torch_kernels", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name(), "figures": figures}
         pathlib.Path(ARGS.json).write_text(json.dumps({**label, "torch": torch.__version__, "kernels": table}, indent=2) + "\n")
 

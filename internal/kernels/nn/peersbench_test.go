@@ -165,6 +165,8 @@ var peerGroups = []struct {
 	{"wide8-14336", 8, 8192, 4096, 14336, func(e int) float64 { return float64(1 + e%2) }},
 	{"uneven32", 32, 16384, 7168, 4096, func(e int) float64 { return float64(1 + e%5) }},
 	{"uneven256", 256, 65536, 1024, 2048, func(e int) float64 { return float64(1 + e%3) }},
+	{"few16", 16, 4096, 2048, 2816, func(e int) float64 { return float64(1 + e%4) }},
+	{"few64", 64, 2048, 2048, 1024, func(e int) float64 { return float64(1 + e%3) }},
 }
 
 // peerCounts divides rows by shares; the first expert that has any gets what is left over.
@@ -215,7 +217,7 @@ func (p *peers) products() {
 		})
 		p.measure("grouped/"+g.name+"/weight-added", flops, 0, func(s device.Stream) { GroupedGrad(s, ExpertsGrad{A: y, B: x, C: dw, Seg: seg}) })
 	}
-	for _, d := range [][3]int{{4096, 4096, 4096}, {8192, 4096, 4096}, {8192, 7168, 2048}, {2048, 32000, 2048}, {8192, 8192, 8192}, {16384, 1024, 1024}, {8192, 512, 4096}, {8192, 1536, 7168}} {
+	for _, d := range [][3]int{{4096, 4096, 4096}, {8192, 4096, 4096}, {8192, 7168, 2048}, {2048, 32000, 2048}, {8192, 8192, 8192}, {16384, 1024, 1024}, {8192, 512, 4096}, {8192, 1536, 7168}, {8192, 256, 4096}, {8192, 576, 7168}} {
 		p.fresh()
 		m, n, k := d[0], d[1], d[2]
 		x, w, y := p.matrix(m, k), p.matrix(n, k), p.matrix(m, n)
