@@ -21,9 +21,10 @@ type Tuned struct {
 	// Resident limits the blocks along x to one for each multiprocessor of the GPU.
 	Resident bool
 	// Early lets the kernel begin before the launch before it on the stream has ended: when
-	// each of that one's blocks has let it, or has ended. The kernel reads only what blocks
-	// wrote before they let it, and waits for the end of that launch before it ends. In a
-	// graph it begins in order.
+	// each of that one's blocks has let it, or has ended. That launch is one of the kernel that
+	// this one was written to follow, and did not begin early itself. This kernel reads only
+	// what blocks of that one wrote before they let it, writes nothing that it still reads or
+	// writes, and waits for its end before it ends. In a graph it begins in order.
 	Early bool
 
 	nmaps uint8

@@ -34,7 +34,7 @@ type GatedNormGrad struct {
 }
 
 // GatedNormScratch returns the size of the scratch memory of the backward pass: one sum
-// for each column of each run of rows.
+// for each column of each run of rows. More rows may need less.
 func GatedNormScratch(rows, cols int) memory.Bytes {
 	return 4 * memory.Bytes(runsOf(rows, gatedGradRows(rows))*cols)
 }

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func gatedOf(y *yard, typ, params, grads kernels.Number, p *plainGated) GatedNormGrad {
@@ -47,4 +48,18 @@ func TestGatedNorm(t *testing.T) {
 		near(t, "dz", c.DZ, p.z.dx, 1e-6, p.mostZ)
 		near(t, "dw", c.DW, p.w.dx, 1e-6, math.Sqrt(float64(c.X.Rows))) // the terms of the sum may cancel
 	})
+}
+
+// Pieces have all rows, none is empty, and of many rows none is much shorter or longer than others.
+func TestGatedGradRows(t *testing.T) {
+	for rows := 1; rows <= 100000; rows++ {
+		each := gatedGradRows(rows)
+		pieces := runsOf(rows, each)
+		if each*pieces < rows || each*(pieces-1) >= rows || each < 32 || each > 96 {
+			t.Fatalf("%d rows are %d pieces of %d", rows, pieces, each)
+		}
+		if GatedNormScratch(rows, 3) != 12*memory.Bytes(pieces) {
+			t.Fatalf("%d rows of 3 columns and %d pieces have %d bytes of scratch", rows, pieces, GatedNormScratch(rows, 3))
+		}
+	}
 }

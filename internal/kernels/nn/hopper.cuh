@@ -133,10 +133,18 @@ DEVICE void await_count(u64 p, u32 v) {
 // ---- launches that overlap
 
 // let_next_begin lets the next launch begin, if it was made to begin early, when all blocks have
-// called this or ended. One thread of a block calls it, behind a barrier: what the block wrote
-// before is known then. await_before waits for the end of the launch before, at once if this one
-// did not begin early. A launch that does must not end without it.
+// called this or ended. One thread of a block calls it, behind a barrier. The manual promises that
+// memory is known only behind await_before. What the block wrote is known earlier, because the fence
+// here puts it into L2 before the next launch can begin: a launch that begins with begun_early reads it
+// by read_l2. await_before waits for the end of the launch before, at once if this one did not begin
+// early. A launch that does must not end without it.
 DEVICE void let_next_begin() { asm volatile("fence.acq_rel.gpu; griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void begun_early() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE u32 read_l2(u64 p) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 DEVICE void await_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- memory at a constant distance from an address, which is part of the instruction.

@@ -325,5 +325,6 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
 
 KERNEL(SUM_THREADS)
 stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
-    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0));
+    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0),
+                                [](u64 p, u32 n, u64 apart) INLINE { return sum_apart(0, p, n, apart); });
 }

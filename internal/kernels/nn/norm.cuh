@@ -134,8 +134,9 @@ DEVICE void add_parts(u64 dw, u64 parts, u32 count, u32 cols, u32 type) {
 }
 
 // add_norm_parts adds up the parts of 32 columns in a block. Each warp adds some of the parts, in
-// order, and the first warp adds up the sums, in order, to what it has read before.
-template <u32 size> DEVICE void add_norm_parts(u64 dw, u64 scratch, u32 parts, u32 cols, u32 type) {
+// order, by a function of the first one's address, their number and how far they are apart, and the
+// first warp adds up the sums, in order, to what it has read before.
+template <u32 size, class F> DEVICE void add_norm_parts(u64 dw, u64 scratch, u32 parts, u32 cols, u32 type, F sum_of) {
     SHARED float sums[size / 32][32];
     u32 each = (parts + size / 32 - 1) / (size / 32);
     u32 from = least(warp() * each, parts), n = least(each, parts - from);
@@ -143,7 +144,7 @@ template <u32 size> DEVICE void add_norm_parts(u64 dw, u64 scratch, u32 parts, u
     for (u32 c = block() * 32 + lane(); c - lane() < cols; c += blocks() * 32) {
         u64 to = dw + (u64)c * size_of(type);
         float sum = warp() == 0 && c < cols ? get(type, to) : 0;
-        if (c < cols) sums[warp()][lane()] = sum_apart(0, scratch + 4ull * from * cols + 4ull * c, n, 4ull * cols);
+        if (c < cols) sums[warp()][lane()] = sum_of(scratch + 4ull * from * cols + 4ull * c, n, 4ull * cols);
         barrier();
         if (warp() == 0 && c < cols) {
 #pragma unroll

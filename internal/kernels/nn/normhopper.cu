@@ -165,9 +165,28 @@ GRAD(late_plus, true, 3) // normStagesPlus
 
 #define SUM_THREADS 256 // normEarlyThreads
 
+// sum_of_parts is sum_apart for what the launch before wrote, which may not have ended.
+DEVICE float sum_of_parts(u64 p, u32 n, u64 apart) {
+    constexpr u32 batch = 16;
+    float sum = 0;
+#pragma unroll 1
+    for (u32 i = 0; i < n; i += batch, p += batch * apart) {
+        u32 x[batch];
+#pragma unroll
+        for (u32 k = 0; k < batch; k++) x[k] = i + k < n ? read_l2(p + k * apart) : 0;
+#pragma unroll
+        for (u32 k = 0; k < batch; k++) {
+            if (i + k < n) sum += number(x[k]);
+        }
+    }
+    return sum;
+}
+
 // A block adds up the parts of 32 columns, as in norm.cu.
 KERNEL(SUM_THREADS)
 stowage_nn_rmsnorm_grad_weight_early(u64 dw, u64 scratch, u64 size, u64 types) {
-    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0));
+    begun_early();
+    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0),
+                                [](u64 p, u32 n, u64 apart) INLINE { return sum_of_parts(p, n, apart); });
     await_before();
 }

@@ -1,10 +1,12 @@
 package nn
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/ptx"
 )
 
 // The source for Hopper, compiled for the host, computes what the twin computes. SPEC S6.3
@@ -51,6 +53,35 @@ func TestHopperNormIsForSomeShapes(t *testing.T) {
 		first, second := normGradLaunch(n), normWeightLaunch(n)
 		if (first.Tuned.Kernel != nil) != c.late || second.Tuned.Early != c.late {
 			t.Errorf("%d columns, norms of %d of type %d: late %v, the sum early %v, want %v", c.cols, c.width, c.kind, first.Tuned.Kernel != nil, second.Tuned.Early, c.late)
+		}
+	}
+}
+
+// The first launch lets the second begin once, behind its only writes of fp32 and a barrier that
+// all threads pass. The second begins with a fence, reads parts from L2 alone and waits for the
+// end of the first before it ends. On the host launches run in order, so no other test without a
+// GPU would notice.
+func TestEarlySumWaits(t *testing.T) {
+	for _, e := range ptx.Entries(normHopperPTX) {
+		at := func(word string) int { return strings.Index(e.Body, word) }
+		last := func(word string) int { return strings.LastIndex(e.Body, word) }
+		if e.Name == normEarlyKernel.Name {
+			fence, wait := at("fence.acq_rel.gpu"), at("griddepcontrol.wait")
+			if fence < 0 || fence > at("ld.relaxed.gpu.global.u32") || strings.Count(e.Body, "griddepcontrol.wait") != 1 ||
+				wait < last("st.global") || wait < last("ld.") || strings.Count(e.Body, "ret;") != 1 || last("ret;") < wait {
+				t.Errorf("%s does not begin with a fence, or not end with a wait", e.Name)
+			}
+			continue
+		}
+		// The sums of a part are written as vectors between the last two barriers of the block.
+		let, barrier := at("fence.acq_rel.gpu; griddepcontrol.launch_dependents;"), last("bar.sync 0;")
+		if let < 0 || strings.Count(e.Body, "griddepcontrol") != 1 || barrier < 0 || barrier > let {
+			t.Errorf("%s does not let the next launch begin behind a barrier", e.Name)
+			continue
+		}
+		before := strings.LastIndex(e.Body[:barrier], "bar.sync 0;")
+		if before < 0 || !strings.Contains(e.Body[before:barrier], "st.global.v4.u32") || strings.Contains(e.Body[barrier:let], "st.global") {
+			t.Errorf("%s lets the next launch begin before it has written its part", e.Name)
 		}
 	}
 }

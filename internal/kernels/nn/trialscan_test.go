@@ -134,6 +134,9 @@ func (x *trial) gated() GatedNorm {
 	if x.IntN(4) == 0 { // more columns than threads keep
 		rows, cols, g.Groups = x.atMost(4, 70), 3000+x.IntN(7000), 1
 	}
+	if x.IntN(8) == 0 { // so many rows that they are divided by the blocks that run at once
+		rows, cols = gatedMany+x.IntN(600), (1+x.IntN(9))*g.Groups
+	}
 	if x.whole {
 		cols = runsOf(cols, 8*g.Groups) * 8 * g.Groups
 	}

@@ -220,6 +220,8 @@ inline void await_count(u64 p, u32 v) {
 
 inline void let_next_begin() {}
 inline void await_before() {}
+inline void begun_early() {}
+inline u32 read_l2(u64 p) { return *host_at<u32>(p); }
 
 inline void write_far(u64 p, u32 far, Vec v) { *host_at<Vec>(p + far) = v; }
 inline void add_far(u64 p, u32 far, Vec v) {
