@@ -113,9 +113,9 @@ func hopperFormOf(n int) hopperForm {
 
 // hopperDenseForm returns the fastest form for a product of m x n numbers, each a sum of k. A
 // multiprocessor computes its tiles one after the other. To add up takes some percent longer than
-// in hopperShared, and by more if groups take turns and have hardly a tile each. To store a tile
+// in hopperShared, and by other percentages if there are few rounds. To store a tile
 // takes as long as to add up so many products as store says, if nobody multiplies meanwhile. The
-// figures are those that fit the measurements of 50 products on an H200 best.
+// figures are those that fit the measurements of 54 products on an H200 best.
 func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 	least := math.MaxInt
 	for _, c := range []struct {
@@ -123,14 +123,14 @@ func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 		slower, store, few int
 	}{
 		{hopperShared, 0, 120, 0},
-		{hopperSquare, 2, 60, 0},
-		{hopperMiddle, 0, 60, 0},
+		{hopperSquare, 4, 60, -2},
+		{hopperMiddle, 1, 80, 0},
 		{hopperBroad, 3, 90, 0},
 		{hopperSlim, 6, 0, 6},
 		{hopperTurns, 3, 40, 6},
 	} {
 		rounds := c.rounds(m, n)
-		if rounds <= 2 {
+		if rounds <= 4 {
 			c.slower += c.few
 		}
 		if cost := rounds * c.high * c.wide * (k*(100+c.slower) + 100*c.store); cost < least && (transB || c.hopperForm != hopperBroad) {
