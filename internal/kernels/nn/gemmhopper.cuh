@@ -19,10 +19,11 @@
 #define GROUP 128u    // threads of a group of warps
 #define FORM_THREADS (3 * GROUP)
 
-// Shared, Turns, Low and Half are forms of the kernel. Either two groups share a tile of 256
-// columns, which reads least; or they take turns with smaller tiles, and one stores while the
-// other multiplies. With begins, sums of fp32 begin with what they are added to, which is
-// read in the other group's turn. sharers is the number of blocks that a stage is brought to.
+// These are forms of the kernel. Either two groups share a tile, which reads least if it has 256
+// columns: Shared, and Square, Middle and Broad for results that these fit better. Or they take
+// turns with smaller tiles, and one stores while the other multiplies: Turns, Low and Slim. With
+// begins, sums of fp32 begin with what they are added to, which is read in the other group's
+// turn. box is the rows of B in a copy, if these run along k; sharers is the number of blocks that a stage is brought to.
 struct Shared {
     static constexpr u32 high = 128, wide = 256, box = 64, stages = 4, sharers = CLUSTER;
     static constexpr bool turns = false, begins = false;
