@@ -466,7 +466,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             if everything:  # the solver counts about that much, and this exactly that much
                 counted, (most, second) = answer["peak"], m.fullest(plan.choices)
                 over = most - limit
-                answer["peak"], answer["before_peak"] = m.most_saved(request, answer["choices"]), m.most_saved(request)
+                answer["peak"], answer["before_peak"] = m.most_kept(plan.choices), m.most_saved(request)
                 if over > 0 and never is not None and second is not None and second not in never:
                     never.add(second)
                     tried -= 1
