@@ -17,9 +17,11 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
         self._stamps: List[Any] = []
+        self._idle = 0  # stamps that the device had passed when the host made the next one
 
     def stamp(self) -> int:
         if self._cuda:
+            self._idle += bool(self._stamps and self._stamps[-1].query())
             e = torch.cuda.Event(enable_timing=True)
             e.record(torch.cuda.current_stream(self._device))
             self._stamps.append(e)
@@ -36,12 +38,13 @@ class Clock:
 
     def behind(self) -> float:
         """Waits for the device, and returns for how many seconds: hardly at all if the device waits for the host.
-        A CPU never does."""
+        A CPU never does, nor does a device that was busy between most stamps: then it was the step that
+        waited for it, as one that reads its loss does."""
         if not self._cuda:
             return float("inf")
         host = time.perf_counter()
         torch.cuda.synchronize(self._device)
-        return time.perf_counter() - host
+        return time.perf_counter() - host if 2 * self._idle > len(self._stamps) - 1 else float("inf")
 
     def read(self) -> List[float]:
         """Returns the stamps in seconds after the first. It waits for the device."""

@@ -415,6 +415,15 @@ class HostBound(unittest.TestCase):
             self.assertEqual(want, m.count_hooks.called, (seconds, behind))
         self.assertEqual(float("inf"), Clock(torch.device("cpu")).behind())
 
+    def test_a_step_that_waits(self):
+        """The device is idle when a step ends that reads its loss, and was busy between its stamps."""
+        for passed, want in (([False] * 4, False), ([True, False, False, False], False), ([True, True, True, False], True), ([True] * 4, True)):
+            clock = Clock(torch.device("cuda"))
+            with mock.patch.multiple(torch.cuda, Event=mock.Mock(side_effect=[mock.Mock(query=lambda p=p: p) for p in [*passed, False]]), current_stream=mock.Mock(), synchronize=mock.Mock()):
+                for _ in range(len(passed) + 1):
+                    clock.stamp()
+                self.assertEqual(want, clock.behind() < 1, passed)
+
     def test_what(self):
         with recorded(stack(Layer, 4)) as (_, divisions):
             for m in divisions:
