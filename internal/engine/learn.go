@@ -340,9 +340,10 @@ func recomputes(d *policy.Decision) bool {
 
 // withSpareRoom returns a decision to take the place of one that recomputes. It leaves room
 // for what a forecast does not know before a step has recomputed something: the tensors that
-// the largest recomputed group loads and makes again. A step that finds no room fails, and
-// the recorded step has shown that the budget is enough without recomputing. If that does not fit, nothing is
-// recomputed. It returns d if only recomputing fits.
+// the largest recomputed group loads and those that it makes again, or at least one of these.
+// A step that finds no room fails, and the recorded step has shown that the budget is enough
+// without recomputing. If that does not fit, nothing is recomputed. It returns d if only
+// recomputing fits.
 func (r *Runtime) withSpareRoom(p *policy.Profile, d *policy.Decision, allowed policy.Allowed) *policy.Decision {
 	var largest memory.Bytes
 	for _, u := range d.Forecast.Units {
@@ -351,6 +352,9 @@ func (r *Runtime) withSpareRoom(p *policy.Profile, d *policy.Decision, allowed p
 		}
 	}
 	e, err := policy.Solve(p, r.links, r.off.Config(), r.limit()-2*largest, allowed)
+	if err != nil {
+		e, err = policy.Solve(p, r.links, r.off.Config(), r.limit()-largest, allowed)
+	}
 	if err != nil || !recomputes(e) {
 		allowed.Recompute = false
 		if e, err = policy.Solve(p, r.links, r.off.Config(), r.limit(), allowed); err != nil {
