@@ -35,8 +35,8 @@ var (
 	// Two groups of warps take turns: one stores its tile while the other multiplies.
 	hopperTurns = hopperForm{suffix: "_turns", high: 128, wide: 128, stages: 6}
 	hopperSlim  = hopperForm{suffix: "_slim", high: 64, wide: 256, stages: 5}
-	// They take turns, and sums begin with the fp32 numbers that
-	// they are added to: for gradients of weights, which take long to read and to store.
+	// They take turns, and sums begin with the fp32 numbers that they are added to: for gradients
+	// of weights, which take long to read and to store.
 	hopperLow = hopperForm{suffix: "_low", high: 64, wide: 256, stages: 5}
 	// The blocks of a cluster compute one tile: each adds up one half of k.
 	hopperHalf = hopperForm{suffix: "_half", high: 128, wide: 128, stages: 6}

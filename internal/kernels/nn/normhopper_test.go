@@ -62,10 +62,21 @@ func TestHopperNormIsForSomeShapes(t *testing.T) {
 // end of the first before it ends. On the host launches run in order, so no other test without a
 // GPU would notice.
 func TestEarlySumWaits(t *testing.T) {
+	early, others := 0, 0
+	defer func() {
+		if early != 1 || others == 0 {
+			t.Errorf("%d kernels begin early, %d come before them", early, others)
+		}
+	}()
 	for _, e := range ptx.Entries(normHopperPTX) {
 		at := func(word string) int { return strings.Index(e.Body, word) }
 		last := func(word string) int { return strings.LastIndex(e.Body, word) }
 		if e.Name == normEarlyKernel.Name {
+			early++
+			// The only other word that it reads is the gradient that it adds to.
+			if strings.Count(e.Body, "ld.global.u32") > 1 {
+				t.Errorf("%s reads parts that may not be in L2", e.Name)
+			}
 			fence, wait := at("fence.acq_rel.gpu"), at("griddepcontrol.wait")
 			if fence < 0 || fence > at("ld.relaxed.gpu.global.u32") || strings.Count(e.Body, "griddepcontrol.wait") != 1 ||
 				wait < last("st.global") || wait < last("ld.") || strings.Count(e.Body, "ret;") != 1 || last("ret;") < wait {
@@ -73,6 +84,7 @@ func TestEarlySumWaits(t *testing.T) {
 			}
 			continue
 		}
+		others++
 		// The sums of a part are written as vectors between the last two barriers of the block.
 		let, barrier := at("fence.acq_rel.gpu; griddepcontrol.launch_dependents;"), last("bar.sync 0;")
 		if let < 0 || strings.Count(e.Body, "griddepcontrol") != 1 || barrier < 0 || barrier > let {
