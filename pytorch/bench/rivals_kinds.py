@@ -386,7 +386,7 @@ class Stowed(Patched):
         super().__init__(bench, name)
         self.exact = exact
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
-        self.recorded = 0  # peak of the steps that are recorded, which may exceed a budget
+        self.recorded = 0  # peak of the steps that are recorded
         self.history = []  # of each step: its stage, what its plan keeps, its time and its peak
         self.like = "compile 1.0" if self.compiled else "eager"
         if backend is not None:

@@ -93,6 +93,8 @@ def parse():
     a.shares = a.shares or ([85, 50, 20] if a.quick else [85, 70, 50, 30, 20])
     if a.compile_budgets is None:
         a.compile_budgets = [1.0, 0.5] if a.quick else [1.0, 0.7, 0.5]
+    if a.same_peaks and ("compile" not in a.kinds or all(b >= 1 for b in a.compile_budgets)):
+        p.error("--same-peaks takes targets from the kind compile, so that it must be among --kinds, with a budget below 1.0 among --compile-budgets")
     a.steps = a.steps or (2 if a.quick else 4)
     return a
 
@@ -259,7 +261,9 @@ class Trial:
         self.eager.step()
         ladders, targets = self.make_ladders(), []
         if ARGS.same_peaks:
-            peaks = [k.peak for k in self.kinds if k.family == "compile" and k.budget < 1 and k.error is None]
+            peaks = dict.fromkeys(k.peak for k in self.kinds if k.family == "compile" and k.budget < 1 and k.error is None)
+            if not peaks:
+                say("  no compiled peaks to take as targets")
             goals = [(round(100 - 100 * (self.eager.peak - peak) / self.saved, 1), peak) for peak in peaks]
         else:
             goals = [(share, int(self.eager.peak - self.saved + share / 100 * self.saved)) for share in ARGS.shares]

@@ -194,6 +194,12 @@ class Whole(unittest.TestCase):
         self.assertEqual(2, done.returncode)
         self.assertIn("argument --seconds: expected a number above 0, got 'nan'", done.stderr)
 
+    def test_peaks_of_what_is_not_compiled(self):
+        for args in (["--kinds", "checkpoint", "stowage"], ["--compile-budgets", "1.0"]):
+            done = self.run_it("--same-peaks", *args)
+            self.assertEqual(2, done.returncode)
+            self.assertIn("error: --same-peaks takes targets from the kind compile", done.stderr)
+
     def test_models_of_your_own(self):
         code = """
 import torch
