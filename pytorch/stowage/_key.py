@@ -79,7 +79,7 @@ class Key:
 
     def change(self, size: int, peak: int, measures: bool) -> int:
         """Returns by how much the limit should change for the peak to be near the budget. Early
-        in a stage it may rise."""
+        in a stage it may rise, and once more if steps held the same: until squeezed is set."""
         slack, plan = size // SLACK, self.plan
         assert plan is not None
         if peak > size:
@@ -94,7 +94,6 @@ class Key:
             return room if self.stage == "recompute" else max(min(room // 2, max(self.flat, self.kept) - size // LATE - self.limit), 0)
         steady = peak == self.before and not self.over and any(c.budget for c in plan.choices.values())
         if self.stage == "recompute" and self.steps > REFINED and steady and not self.squeezed:
-            self.squeezed = True
             return max(size - peak - size // STEADY, 0)
         return 0
 

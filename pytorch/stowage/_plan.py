@@ -177,7 +177,7 @@ class Measured(Held):
         return request, names
 
     def made(self, plan: Plan) -> bool:
-        """Reports whether a plan is one of these units, compiled again with this budget if at all."""
+        """Reports whether a plan is one of these units, compiled again with these budgets if at all."""
         first = all(c.first == self._again_whole(u).first for u, c in plan.choices.items() if c.whole)
         return first and {part.unit for part in self.parts.values()} == set(plan.saved) and {c.budget for c in plan.choices.values()} <= {0.0, *self._smaller}
 
@@ -332,23 +332,6 @@ class Measured(Held):
         self.count(new)
         return new
 
-    def most_saved(self, request: Mapping[str, Any], choices: Optional[Sequence[str]] = None) -> int:
-        """Returns the most bytes that are saved at once if some units are recomputed."""
-        now, most = 0, 0
-        saved: Dict[Tuple[int, int], int] = {}
-        for op in request["ops"]:
-            if "storage" in op:
-                if op["storage"] not in self._others:
-                    now += request["storages"][op["storage"]] * (1 if op["op"] == "take" else -1)
-            else:
-                call = op["unit"], op["microbatch"]
-                if op["op"] == "save":
-                    saved[call] = sum(request["storages"][s] for s in op["storages"])
-                again = choices is not None and choices[op["unit"]] == "recompute"
-                now += saved[call] * {"save": not again, "load": again, "release": -1}[op["op"]]
-            most = max(most, now)
-        return most
-
     @staticmethod
     def said(names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Dict[Unit, Dict[str, str]]:
         """Returns an answer by unit."""
@@ -466,7 +449,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             if everything:  # the solver counts about that much, and this exactly that much
                 counted, (most, second) = answer["peak"], m.fullest(plan.choices)
                 over = most - limit
-                answer["peak"], answer["before_peak"] = m.most_kept(plan.choices), m.most_saved(request)
+                answer["peak"], answer["before_peak"] = m.most_kept(plan.choices), m.most_kept({})
                 if over > 0 and never is not None and second is not None and second not in never:
                     never.add(second)
                     tried -= 1
@@ -476,7 +459,8 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             if over <= 0 and (-over <= limit // 64 or not plan.choices):
                 break
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
-        if everything and here is None and (small is None or small.least > 0):  # the solver counts too much, or too little
+        # The solver counts too much, or too little. If it names no least it refuses such plans, as it does in tests.
+        if everything and here is None and (small is None or small.least > 0):
             strongest = m.strongest(m.request(limit, offload, everything)[0])
             here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:

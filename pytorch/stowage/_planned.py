@@ -244,14 +244,14 @@ class Planner:
         except Exception as e:
             if not self.ranks.several:
                 raise
-            return None, forget(e)
+            return None, e  # with its frames: it is raised at once, and not kept
 
     def _adopt(self, key: str, known: Key, solved: Solved, needed: bool = False, last: bool = False) -> bool:
         """Follows a plan from the next step on, if all ranks have one. What any rank recomputes
-        all of them do. If one is needed and there is none, or if it is the last, it recomputes everything."""
+        all of them do. If one is needed and a rank has none, or if it is the last, it recomputes everything."""
         plan, why = solved
-        if needed and isinstance(why, TooSmall):
-            plan = known.fallback()
+        if needed and any(self.ranks.gather(isinstance(why, TooSmall))):
+            plan = known.fallback() or plan
             last, why = plan is not None, why if plan is None else None
         fatal = why is not None and (needed or not isinstance(why, TooSmall))
         error = self._budget.explain(why) if fatal and isinstance(why, TooSmall) else why if fatal else None
@@ -502,6 +502,7 @@ class Planner:
         assert known.plan is not None
         plan: Plan = known.plan
         known.times = []
+        known.squeezed = known.squeezed or mine.change > 0 and known.steps > REFINED
 
         def less() -> Plan:
             m = self._division(known, plan)

@@ -7,11 +7,29 @@ import unittest
 from unittest import mock
 
 from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, recorded, refused, stack, train
+from common import torch
 from stowage import _again
 from stowage._measured import KEEP, Choice
 from stowage._plan import Measured, Plan, best
 from stowage._planned import RECORDED
 from torch import nn
+
+
+def most_saved(m, request, said=None):
+    """Returns the most bytes that a question has saved at once, if some of its units are recomputed."""
+    now, most, saved = 0, 0, {}
+    for op in request["ops"]:
+        if "storage" in op:
+            if op["storage"] not in m._others:
+                now += request["storages"][op["storage"]] * (1 if op["op"] == "take" else -1)
+        else:
+            call = op["unit"], op["microbatch"]
+            if op["op"] == "save":
+                saved[call] = sum(request["storages"][s] for s in op["storages"])
+            again = said is not None and said[op["unit"]] == "recompute"
+            now += saved[call] * {"save": not again, "load": again, "release": -1}[op["op"]]
+        most = max(most, now)
+    return most
 
 
 class Exchanged(unittest.TestCase):
@@ -66,10 +84,36 @@ class Exchanged(unittest.TestCase):
             with recorded(stack(make)) as (_, divisions):
                 for m in divisions:
                     request, names = m.request(1 << 30, False, everything=True)
-                    self.assertEqual(m.most_saved(request), m.most_kept({}))
+                    self.assertEqual(most_saved(m, request), m.most_kept({}))
                     all = m.strongest(request).choices
                     said = ["recompute" if u in all and (all[u].whole and what != "inputs" or what.startswith("lean")) else "keep" for u, what in names]
-                    self.assertEqual(m.most_saved(request, said), m.most_kept(all))
+                    self.assertEqual(most_saved(m, request, said), m.most_kept(all))
+
+    def test_what_plans_say_that_they_keep(self):
+        """By their own choices, which need not be those of the solver."""
+        for make in (Block, Layer):
+            with recorded(stack(make)) as (rt, divisions):
+                for m in divisions:
+                    least, most = m.most_counted(m.strongest(m.request(1 << 30, False, everything=True)[0]).choices), m.most_counted({})
+                    for i in range(5):
+                        plan = best([m], rt._library.choose, least + (most - least) * i // 4, False, everything=True)
+                        self.assertEqual((m.most_kept(plan.choices), m.most_kept({})), (plan.answer["peak"], plan.answer["before_peak"]))
+
+    def test_the_largest_call(self):
+        """What it saves twice counts twice: there must be room for a pass that saves it in two places."""
+
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+            def forward(self, x):
+                a, b = self.up(x).chunk(2, -1)
+                return x + self.down(torch.cat([a * b, b], -1))
+
+        with recorded(stack(Twice)) as (_, (m, *_)):
+            rows = 3 * 4 * 4  # bytes of a column; up saves 8 of them, the product 16 twice, down 16
+            self.assertEqual((8 + 16 + 16 + 16) * rows, m._profile.largest())
 
     @staticmethod
     def plan(m, of):
