@@ -1,9 +1,10 @@
-"""Comparisons of tensors: equal bit for bit, equal but for rounding, and how far apart."""
+"""Comparisons of tensors: equal bit for bit, equal but for rounding, and how far apart. Digests compare tensors that
+are not in memory at the same time."""
 
 from __future__ import annotations
 
 import math
-from typing import Optional, Sequence
+from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -64,3 +65,58 @@ def seed(t: torch.Tensor) -> bool:
     nothing is dropped it was never written; otherwise another seed makes other outputs, which
     are saved and compared."""
     return t.numel() <= 2 and not t.is_floating_point() and not t.is_complex()
+
+
+def pieces(t: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """Returns the elements of a tensor in their order, at most so many at once. Those that lie in the same memory are
+    one."""
+    for d in range(t.dim()):
+        if t.stride(d) == 0 and t.size(d) > 1:
+            t = t.narrow(d, 0, 1)
+    if t.numel() <= most:
+        yield t
+    elif t.is_contiguous():
+        yield from t.view(-1).split(most)
+    elif most * t.size(0) >= t.numel():
+        yield from t.split(most * t.size(0) // t.numel())
+    else:
+        for row in t.unbind(0):
+            yield from pieces(row, most)
+
+
+class Digest(NamedTuple):
+    """What is known of a tensor that is gone: what it was, a sum of all its bits, and some of its elements."""
+
+    kind: Tuple[torch.Size, torch.dtype]
+    bits: Optional[torch.Tensor]  # or None of a tensor that is not compared
+    some: Optional[torch.Tensor]
+
+    def same(self, other: Digest) -> bool:
+        return self.kind == other.kind and (self.bits is None or other.bits is None or torch.equal(self.bits, other.bits))
+
+    def near(self, other: Digest) -> bool:
+        """Reports whether tensors differ by no more than the order of additions does, as far as the elements tell."""
+        return self.kind == other.kind and (self.some is None or other.some is None or near(self.some, other.some))
+
+
+class Digests:
+    """Makes digests. It takes little memory beside tensors of so many bytes in all. Each number is multiplied by
+    another one, drawn at random: tensors that differ have the same sum once in 2**32 times at most. Only tensors with the same
+    strides have the same sum, as those have that a pass makes again."""
+
+    def __init__(self, device: torch.device, bytes: int) -> None:
+        self._most = min(max(bytes // 256, 1 << 10), 1 << 22)
+        self._by = torch.randint(-(2**62), 2**62, (self._most,), generator=torch.Generator(device).manual_seed(1), device=device)
+
+    def of(self, t: torch.Tensor) -> Digest:
+        kind = t.shape, t.dtype
+        if type(t) not in _plain or t.layout is not torch.strided or t.is_meta:
+            return Digest(kind, None, None)
+        bits, some = torch.zeros((), dtype=torch.int64, device=t.device), []
+        with torch.no_grad():
+            for piece in pieces(t.detach(), self._most // (2 if t.is_complex() else 1)):
+                numbers = _bits(piece).reshape(-1).to(torch.int64, copy=True)
+                bits = bits * 0x9E3779B97F4A7C1 + numbers.mul_(self._by[: len(numbers)]).sum()
+                flat = piece.reshape(-1)
+                some.append(flat[:: max(len(flat) // 64, 1)].clone())
+            return Digest(kind, bits, torch.cat(some))

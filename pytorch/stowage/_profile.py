@@ -9,7 +9,6 @@ kept; so must every cheap part. What does not is never recomputed.
 from __future__ import annotations
 
 import contextvars
-import itertools
 import random
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -25,6 +24,7 @@ from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
 from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
+from ._sparing import check_sparingly
 from ._step import Ticket, first_made
 from ._units import Attributes
 
@@ -398,7 +398,7 @@ class Profile:
                 whole, sparingly = (unit.whole is not False and can for can in (lean, fits(need, room)))
             if not whole and not lean:
                 if sparingly:
-                    self.check_sparingly(call)
+                    check_sparingly(self, call)
                 return  # another call, or a call of an equal block, is tried instead
             # What was offloaded comes back before anything is timed.
             there = [c.value(i) for c, i in call.all]
@@ -409,7 +409,7 @@ class Profile:
                 self.check_lean(call)
             del there, inputs
             weights = sum(p.numel() * p.element_size() for p in unit.module.parameters()) if unit.compiled else 0
-            if unit.compiled and unit.whole is not False and fits(need, room - 3 * weights):
+            if unit.compiled and unit.whole is not False and fits(need, room - away - 3 * weights):
                 assert call.context is not None
                 call.context.run(compare, self, call)
         except OutOfMemory:
@@ -459,39 +459,12 @@ class Profile:
         self.whole_times[call] = (stamps[0], self.clock.stamp())
         self.judge(call, count, others)
 
-    def check_sparingly(self, call: Call) -> None:
-        """Does the same where memory is tight: what is away comes back only when the first of these passes is over,
-        and the others keep nothing. Each tensor is compared when it is saved."""
-        held: List[Tuple[int, int]] = []
-        self.holding[call] = held
-        made, most, left = self.budget.second_pass(lambda: self.second(call, each=lambda _: held.append(self.budget.pass_now())))
-        self.again[call], count, own = (most, left), len(made), self.own(call)
-        del made
-        _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
-        want = [c.value(i) for c, i in call.all]
-        others: Dict[int, torch.Tensor] = {}
-        seen = itertools.count()
-
-        def see(t: torch.Tensor) -> None:
-            i = next(seen)
-            if i < len(own) and own[i] and not seed(t) and not equal(t.detach(), want[i]):
-                others[i] = t.detach()
-
-        self.second(call, keep=False, each=see)
-        del want
-        self.clock.fill()
-        stamps = self.saves[call] = [self.clock.stamp()]
-        self.second(call, keep=False, each=lambda _: stamps.append(self.clock.stamp()))
-        self.whole_times[call] = (stamps[0], self.clock.stamp())
-        self.judge(call, count, others)
-
     def own(self, call: Call) -> List[bool]:
         return [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
 
     def judge(self, call: Call, count: int, others: Dict[int, torch.Tensor]) -> None:
         """Decides whether a unit can be recomputed, by the number of tensors that a second pass saved and by
         those of them that differ."""
-        unit, n = call.unit, len(call.all)
         # Kernels that add in any order differ from run to run, with and without this. Ranks
         # that agree run as many passes as others, whatever comes of them.
         varies = False
@@ -500,11 +473,16 @@ class Profile:
             varies = len(again) == count and any(not same(t, again[i]) for i, t in others.items()) and all(near(t, again[i]) for i, t in others.items())
             if varies:
                 break
+        self.decide(call, count, [(t.shape, t.dtype) for t in others.values()], varies)
+
+    @staticmethod
+    def decide(call: Call, count: int, others: Sequence[Tuple[torch.Size, torch.dtype]], varies: bool) -> None:
+        unit, n = call.unit, len(call.all)
         if count != n:
             unit.whole, unit.why = False, f"its second forward pass saves {count} tensors and the first saved {n}"
         elif others and not varies:
-            t = next(iter(others.values()))
-            unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {t.dtype} {list(t.shape)})"
+            shape, dtype = others[0]
+            unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {dtype} {list(shape)})"
         elif unit.whole is None:
             unit.whole = True
 

@@ -95,7 +95,8 @@ def _holds_blocks(module: torch.nn.Module) -> bool:
 
 def _parts(block: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Returns the parts of a block that have matrices and parts of their own. Of a part with the core of an
-    attention, which has no matrices and saves most if it is not fused, the core alone is one."""
+    attention, which has no matrices and saves most if it is not fused, the core alone is one. A fused core saves
+    little beside its inputs, so that there the projections are recomputed with the whole block or not at all."""
     for child in block.children():
         if isinstance(child, _lists):
             continue

@@ -376,6 +376,22 @@ class Refined(unittest.TestCase):
                 if asked == 3:  # another rank held too much when it was asked for the first time
                     rt._planner._refine("", known, Facts("", None, change=change))
 
+    def test_ranks_fall_back_together(self):
+        """A rank with a plan that offloads does not follow it in a stage in which others recompute everything."""
+        with runtime("budget", budget="1GiB") as rt:
+            model = stack(Block, 4)
+            rt.attach(model)
+            train(model, one_pass, RECORDED, rt)
+            planner, known = rt._planner, rt._planner.keys[""]
+            plan = known.plan._replace(choices=dict.fromkeys(planner.units.list, Choice(offload=True)))
+            answers = iter([lambda mine: [mine, True], lambda mine: [mine, mine]])
+            with mock.patch.object(planner.ranks, "gather", lambda mine: next(answers)(mine)):
+                self.assertTrue(planner._adopt("", known, (plan, None), needed=True))
+            self.assertTrue(known.last_resort)
+            self.assertFalse(known.plan.offloads)
+            self.assertTrue(all(c.whole for c in known.plan.choices.values()))
+            self.assertEqual("recompute", known.stage)
+
     def test_room_at_another_time(self):
         """What the process left at its peak is no room for saved tensors while gradients grow: a step that
         offloads has as many of them at all times as it may, and one that recomputes has few at the end."""
