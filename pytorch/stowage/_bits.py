@@ -68,15 +68,13 @@ def seed(t: torch.Tensor) -> bool:
 
 
 def pieces(t: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """Returns the elements of a tensor in their order, at most so many at once. Those that lie in the same memory are
-    one."""
+    """Returns the elements of a tensor in their order, at most so many at once, cut where its shape says. Those that
+    lie in the same memory are one."""
     for d in range(t.dim()):
         if t.stride(d) == 0 and t.size(d) > 1:
             t = t.narrow(d, 0, 1)
     if t.numel() <= most:
         yield t
-    elif t.is_contiguous():
-        yield from t.view(-1).split(most)
     elif most * t.size(0) >= t.numel():
         yield from t.split(most * t.size(0) // t.numel())
     else:
@@ -101,8 +99,8 @@ class Digest(NamedTuple):
 
 class Digests:
     """Makes digests. It takes little memory beside tensors of so many bytes in all. Each number is multiplied by
-    another one, drawn at random: tensors that differ have the same sum once in 2**32 times at most. Only tensors with the same
-    strides have the same sum, as those have that a pass makes again."""
+    another one, drawn at random: tensors that differ have the same sum once in 2**32 times at most. Strides do not count,
+    but for those of zero."""
 
     def __init__(self, device: torch.device, bytes: int) -> None:
         self._most = min(max(bytes // 256, 1 << 10), 1 << 22)

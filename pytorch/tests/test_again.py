@@ -353,12 +353,13 @@ class Refused(Planned):
                 self.assertTrue(all(reason in u.why and bool(u.why) == bool(reason) for u in rt._planner.units.list), why(rt))
 
     def test_digests(self):
-        """Equal of equal tensors with the same strides, and of no others."""
+        """Equal of equal tensors, whatever their strides, and of no others."""
         digests, t = Digests(torch.device(DEVICE), 0), torch.randn(3, 50, 70, device=DEVICE)
         ones = [t, t.half(), t.transpose(0, 2), t.chunk(2, -1)[1], t[:, :1].expand(3, 50, 70), torch.view_as_complex(torch.stack([t, t], -1)), t > 0, t.double(), t[:0], t[0, 0, 0], t.flip(0), t.contiguous().view(3, 70, 50)]
         for i, a in enumerate(ones):
             if 0 not in a.stride():  # elements in the same memory are one
                 self.assertTrue(digests.of(a).same(digests.of(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a))), i)
+                self.assertTrue(digests.of(a).same(digests.of(a.contiguous())), i)
             self.assertEqual([i], [j for j, b in enumerate(ones) if digests.of(a).same(digests.of(b))])
             if a.numel() and 0 not in a.stride():
                 b = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
