@@ -468,7 +468,10 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
         if here is not None and (found is None or here.expected < found.expected):
             found = here
     if found is None:
-        raise small or TooSmall("the plans that were tried take too much")
+        try:
+            raise small or TooSmall("the plans that were tried take too much")
+        finally:
+            del small  # or this frame and the error hold each other, and all frames around them
     return found
 
 

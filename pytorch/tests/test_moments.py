@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
+import gc
 import statistics
 import types
 import unittest
+import weakref
 from unittest import mock
 
 from blocks import Block, Layer, one_pass, recorded, stack, train
@@ -200,6 +202,24 @@ class Moments(unittest.TestCase):
             self.assertLessEqual(next(m for m in divisions if m.made(plan)).most_held(plan.choices), (most + least) // 2)
             with self.assertRaises(TooSmall):
                 best(divisions, rt._library.choose, least // 2, False, everything=True)
+
+    def test_no_plan_holds_nothing(self):
+        """An error that the caller drops lets go of the caller's frames, without the collector's help."""
+        with recorded(stack(Block, 2)) as (rt, divisions):
+
+            def held():
+                t = torch.zeros(1)
+                try:
+                    best(divisions, rt._library.choose, 1, False, everything=True)
+                except TooSmall:
+                    return weakref.ref(t)
+
+            gc.collect()
+            gc.disable()
+            try:
+                self.assertIsNone(held()())
+            finally:
+                gc.enable()
 
     def test_weights_that_autocast_keeps(self):
         """They are cast again only where that lowers what is held at most."""
