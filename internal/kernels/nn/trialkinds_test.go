@@ -121,7 +121,11 @@ func normTrial(x *trial) func(s device.Stream) {
 
 func normGradTrial(x *trial) func(s device.Stream) {
 	rows, cols, width := x.norms()
-	place := x.operands(width)
+	return x.normGrad(rows, cols, width, x.operands(width))
+}
+
+// normGrad draws the rest of the gradient of a norm whose operands are placed so.
+func (x *trial) normGrad(rows, cols, width int, place func(rows, cols int) Matrix) func(s device.Stream) {
 	n := NormGrad{X: place(rows, cols), W: place(1, width), DY: place(rows, cols), DW: x.any(1, width), Epsilon: 1e-5}
 	n.DX = place(rows, cols)
 	switch x.IntN(4) {
@@ -144,19 +148,7 @@ func lateNormTrial(x *trial) func(s device.Stream) {
 		cols = 4096 + 8*x.IntN(513)
 	}
 	rows := min(x.atMost(300, 5000), 1+4<<20/cols)
-	place := func(rows, cols int) Matrix { return x.even(kernels.BF16, rows, cols) }
-	n := NormGrad{X: place(rows, cols), W: place(1, cols), DY: place(rows, cols), DW: x.any(1, cols), Epsilon: 1e-5}
-	n.DX = place(rows, cols)
-	switch x.IntN(4) {
-	case 0:
-		n.DX = n.DY
-	case 1:
-		n.Plus = n.DX
-	case 2:
-		n.Plus = place(rows, cols)
-	}
-	n.Scratch = x.waste(NormScratch(rows, cols), scratch)
-	return func(s device.Stream) { RMSNormGrad(s, n) }
+	return x.normGrad(rows, cols, cols, func(rows, cols int) Matrix { return x.even(kernels.BF16, rows, cols) })
 }
 
 func ropeTrial(x *trial) func(s device.Stream) {
