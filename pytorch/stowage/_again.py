@@ -96,18 +96,26 @@ class State(threading.local):
 state = State()
 
 
-def autocast_of(kind: str) -> Tuple[bool, torch.dtype]:
-    """Returns whether autocast is on for "cuda" or "cpu", and to which type."""
-    if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
-        return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-    if kind == "cuda":
-        return torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
-    return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+# Whether autocast is on, and to which type.
+Autocast = Tuple[bool, torch.dtype]
+
+if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
+
+    def autocasts() -> Tuple[Autocast, Autocast]:
+        """Returns the autocast of GPUs and that of the CPU."""
+        return (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")), (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+else:
+
+    def autocasts() -> Tuple[Autocast, Autocast]:
+        """Returns the autocast of GPUs and that of the CPU."""
+        return (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()), (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype())
 
 
 def default_devices() -> Tuple[torch.device, ...]:
     """Returns the devices of torch.set_default_device() and of `with device`, the innermost last."""
-    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    n = torch._C._len_torch_function_stack()
+    modes = [torch._C._get_function_stack_at(i) for i in range(n)] if n else ()
     return tuple(mode.device for mode in modes if type(mode).__name__ == "DeviceContext")
 
 
@@ -118,7 +126,7 @@ class Surroundings:
     __slots__ = ("gpu", "cpu", "cache", "devices")
 
     def __init__(self) -> None:
-        self.gpu, self.cpu = autocast_of("cuda"), autocast_of("cpu")
+        self.gpu, self.cpu = autocasts()
         self.cache = torch.is_autocast_cache_enabled()
         self.devices = default_devices()
 
@@ -128,13 +136,14 @@ class Surroundings:
 
     def same(self) -> bool:
         """Reports whether the thread has them now."""
-        return autocast_of("cuda") == self.gpu and autocast_of("cpu") == self.cpu and default_devices() == self.devices
+        return autocasts() == (self.gpu, self.cpu) and default_devices() == self.devices
+
+    def again(self) -> Any:
+        """Returns a context that has them."""
+        return contextlib.nullcontext() if self.same() else self._again()
 
     @contextlib.contextmanager
-    def again(self) -> Any:
-        if self.same():
-            yield
-            return
+    def _again(self) -> Any:
         now, want = default_devices(), self.devices
         more: Any = want[len(now) :] if want[: len(now)] == now else want[-1:] or (torch.device("cpu"),)
         with contextlib.ExitStack() as stack:
@@ -186,13 +195,19 @@ def shape(t: torch.Tensor) -> Shape:
     return (t.shape, t.dtype, version_of(base) if weight and base is not None else -1)
 
 
+def _is_leaf(x: Any) -> bool:
+    return type(x) not in _pytree.SUPPORTED_NODES and not isinstance(x, tuple)
+
+
 class Inputs:
     """The arguments of a call, with tensors held by a holder."""
 
-    __slots__ = ("_tree", "_leaves", "_held", "_holder")
+    __slots__ = ("_names", "_tree", "_leaves", "_held", "_holder")
 
     def __init__(self, holder: Holder, args: Any, kwargs: Any) -> None:
-        leaves, self._tree = _pytree.tree_flatten((args, kwargs))
+        leaves, self._names, self._tree = [*args, *kwargs.values()], tuple(kwargs), None
+        if not all(map(_is_leaf, leaves)):  # a tree takes many times as long
+            leaves, self._tree = _pytree.tree_flatten((args, kwargs))
         self._holder = holder
         # A tensor that is given twice is the same tensor again, which some modules look at.
         tensors = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
@@ -206,7 +221,11 @@ class Inputs:
             made[n] = self._holder.unpack(held).detach()
             if grad:
                 made[n].requires_grad_()
-        return _pytree.tree_unflatten([made[n] if n else x for n, x in self._leaves], self._tree)
+        leaves = [made[n] if n else x for n, x in self._leaves]
+        if self._tree is not None:
+            return _pytree.tree_unflatten(leaves, self._tree)
+        first = len(leaves) - len(self._names)
+        return leaves[:first], dict(zip(self._names, leaves[first:]))
 
 
 def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None, each: Optional[Callable[[torch.Tensor], Any]] = None) -> Tuple[List[torch.Tensor], Any]:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._again import autocast_of, hooks
+from ._again import autocasts, hooks
 from ._budget import Need, largest
 from ._errors import Error
 from ._record import Weak, storage_of
@@ -336,7 +336,7 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
         if func is torch.Tensor.backward:
             return self._backward(*args, **kwargs)
         if torch.is_autocast_enabled() and (name in _lower or name in _full):
-            to = autocast_of("cuda")[1] if name in _lower else torch.float32
+            to = autocasts()[0][1] if name in _lower else torch.float32
             args, kwargs = _pytree.tree_map(lambda x: self._cast(x, to), (args, kwargs))
         if self._fused:
             if name == "dropout" and len(args) == 3 and args[2] and 0 < args[1] < 1:
@@ -416,7 +416,7 @@ def as_on_gpu(kernels: Kernels) -> Iterator[None]:
         if device_type not in ("cuda", "meta"):
             return init(self, device_type, dtype, enabled, cache_enabled)  # type: ignore[no-any-return]
         init(self, "cuda", torch.float16, False, cache_enabled)
-        self._enabled, self.fast_dtype = enabled, dtype or autocast_of("cuda")[1]
+        self._enabled, self.fast_dtype = enabled, dtype or autocasts()[0][1]
 
     def end(self: Any, *error: Any) -> Any:
         left = leave(self, *error)

@@ -173,7 +173,16 @@ class Uncounted:
     __slots__ = ("_held",)
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in module.modules() if m._buffers and isinstance(m, _counting)]
+        self._held: List[Any] = []
+        seen, todo = {module}, [module]
+        while todo:  # module.modules() takes ten times as long, and this is for every second pass
+            m = todo.pop()
+            if m._buffers and isinstance(m, _counting):
+                self._held.append((m._buffers, dict(m._buffers)))
+            for child in m._modules.values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    todo.append(child)
 
     def __enter__(self) -> None:
         for now, before in self._held:
