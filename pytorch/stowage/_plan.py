@@ -247,6 +247,28 @@ class Measured(Held):
         less = self.again(plan.choices) - self.again(choices)
         return self._changed(plan, choices, less) if less > 0 else plan
 
+    def mixed(self, plan: Plan, limit: int) -> Plan:
+        """Returns a plan like one that holds no more than a limit, or that one if it is as fast: compiled blocks have one form, as
+        with a value of activation_memory_budget for all of them, or two, of which the first blocks have the
+        one that drops more."""
+        units = [u for u in dict.fromkeys(part.unit for part in self.parts.values()) if u.compiled]
+        has = {u: [KEEP, *self._again_smaller(u)] + [self._again_whole(u)] * self._can_whole(u) for u in units}
+        least, found = self.again(plan.choices), plan.choices
+        for a, b in itertools.permutations(dict.fromkeys(c for of in has.values() for c in of), 2):
+
+            def mix(n: int) -> Dict[Unit, Choice]:
+                forms = [b] * n + [a] * (len(units) - n)
+                choices = {**plan.choices, **{u: c if c in has[u] else KEEP for u, c in zip(units, forms)}}
+                return {u: c for u, c in choices.items() if c != KEEP}
+
+            few, many = -1, len(units) + 1  # so many hold more, and so many hold no more if there are so many
+            while many - few > 1:
+                n = (few + many) // 2
+                few, many = (few, n) if self.most_counted(mix(n)) <= limit else (n, many)
+            if many <= len(units) and self.again(mix(many)) < least:
+                least, found = self.again(mix(many)), mix(many)
+        return self._changed(plan, found, self.again(plan.choices) - least) if found is not plan.choices else plan
+
     def exchanged(self, plan: Plan, limit: int) -> Plan:
         """Returns a plan that recomputes for less time than one that holds no more than a limit, and holds no
         more either: some units recompute less and others more. Nothing is offloaded. The solver
@@ -464,7 +486,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             strongest = m.strongest(m.request(limit, offload, everything)[0])
             here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:
-            here = m.spared(m.exchanged(here, limit), limit)
+            here = m.spared(m.exchanged(m.mixed(here, limit), limit), limit)
         if here is not None and (found is None or here.expected < found.expected):
             found = here
     if found is None:

@@ -287,8 +287,8 @@ def lean(model, name, **more):
 class WithoutCompiler(Compared):
     """The same with stand-ins, for any PyTorch: a checkpoint is a graph that saves less."""
 
-    def make(self, kind=Layer):
-        model = stack(kind, 3)
+    def make(self, kind=Layer, count=3):
+        model = stack(kind, count)
         for block in model.blocks:
             forward = block.forward
             block.forward = lambda *args, forward=forward: forward(*args)
@@ -339,17 +339,16 @@ class WithoutCompiler(Compared):
         self.assertEqual(["compile with activation_memory_budget=0.7"], self.said("lean", smaller))
         self.assertEqual(["compile with activation_memory_budget=0.7, offload"], self.said("lean, offload", smaller))
 
-    def test_two_budgets_in_a_plan(self):
-        """Where blocks with one budget hold a little too much, some get a smaller one: a whole block would take longer."""
+    def divisions(self, blocks, shares, took):
+        """Returns what is measured with budgets, as if a block saved so much less with each and took so much longer, and 1000 to recompute."""
         smaller = lambda call, budget: lambda *args: checkpoint(call, *args, use_reentrant=False)
         with mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1), mock.patch.object(_smaller, "with_budget", smaller):
-            model = self.make()
+            model = self.make(count=blocks)
             with runtime("budget", exact=False) as rt:
                 rt.attach(model)
                 train(model, one_pass, RECORDED, rt)
                 divisions = [m for m in rt._planner.keys[""].measured if m._budget]
-        self.assertEqual([0.7, 0.5], [m._budget for m in divisions])
-        shares, took = {0.7: 0.5, 0.5: 0.6}, {0.7: 100, 0.5: 300}
+        self.assertEqual([*shares], [m._budget for m in divisions])
         for m in divisions:
             m._smaller = {b: {kind: (shares[b], took[b]) for kind in of} for b, of in m._smaller.items()}
             for call, part in m.parts.items():
@@ -358,14 +357,32 @@ class WithoutCompiler(Compared):
                 m.parts[call] = part._replace(lean=drops[m._budget], rest=all - drops[m._budget], kinds={"": drops[m._budget]}, smaller=drops)
             units = list(dict.fromkeys(part.unit for part in m.parts.values()))
             m._lean, m._whole = dict.fromkeys(units, took[m._budget]), dict.fromkeys(units, 1000)
-            one = dict.fromkeys(units, Choice(True, budget=0.7))
             m.most_counted = lambda choices, m=m: sum(part.lean + part.rest - part.dropped(choices.get(part.unit, Choice())) for part in m.parts.values())
-            made = m.exchanged(m.strongest(m.request(0, False, True)[0]), m.most_counted(one) - 1)
+            yield m, m.strongest(m.request(0, False, True)[0]), dict.fromkeys(units, Choice(True, budget=0.7))
+
+    def test_two_budgets_in_a_plan(self):
+        """Where blocks with one budget hold a little too much, some get a smaller one: a whole block would take longer."""
+        for m, strongest, one in self.divisions(3, {0.7: 0.5, 0.5: 0.6}, {0.7: 100, 0.5: 300}):
+            made = m.exchanged(strongest, m.most_counted(one) - 1)
             self.assertEqual([0.5, 0.7, 0.7], sorted(c.budget for c in made.choices.values()), m._budget)
             self.assertTrue(m.made(made))
             self.assertEqual(500, m.again(made.choices))
             part = next(iter(m.parts.values()))
             self.assertEqual(one, m.relaxed(made, part.smaller[0.5] - part.smaller[0.7]).choices)
+
+    def test_one_budget_for_all(self):
+        """A plan is no slower than one budget for all blocks that holds no more: many small changes make up for a block that is
+        recomputed, and the last of them may be another budget for one block."""
+        for m, strongest, one in self.divisions(8, {0.7: 0.3, 0.5: 0.4}, {0.7: 100, 0.5: 150}):
+            first, last = list(one)[0], list(one)[-1]
+            two = dict.fromkeys(one, Choice(True, budget=0.5))
+            start = strongest._replace(choices={**one, first: strongest.choices[first], last: two[last]})
+            for same, took in ((two, 1200), ({**two, last: one[last]}, 1150), (one, 800)):
+                limit = m.most_counted(same)
+                made = m.exchanged(m.mixed(start, limit), limit)
+                self.assertEqual(took, m.again(made.choices), made.choices)
+                self.assertLessEqual(m.most_counted(made.choices), limit)
+                self.assertTrue(m.made(made))
 
     def test_refused(self):
         def fails(call, budget):
