@@ -20,6 +20,9 @@ from ._compiled import is_compiled, kind
 # With fewer blocks than this, the parts of blocks are blocks themselves.
 FEW = 16
 
+# A module that has so many modules of one class in lists is not one block.
+MANY = 3
+
 _lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
 # Modules that draw random numbers, wait for other ranks, or only hand their input on.
 _never_cheap = ("drop", "sync", "identity", "sequential", "parametri")
@@ -48,14 +51,16 @@ def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
 
 
 def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    count: Counter[type] = collections.Counter(kind(m) for m in _outside_of_compiled(model) if not is_leaf(m) and m is not model)
+    below = [m for m in _outside_of_compiled(model) if not is_leaf(m) and m is not model]
+    count: Counter[type] = collections.Counter(map(kind, below))
+    stages = {kind(m) for m in below if count[kind(m)] > 1 and _is_called(m) and _is_stage(m)}
     seen: Set[torch.nn.Module] = set()
 
     def walk(module: torch.nn.Module, top: bool) -> Iterator[torch.nn.Module]:
         if module in seen:
             return
         seen.add(module)
-        if not top and not is_leaf(module) and count[kind(module)] > 1 and _is_called(module) and not _holds_blocks(module) and has_matrix(module):
+        if not top and not is_leaf(module) and count[kind(module)] > 1 and kind(module) not in stages and _is_called(module) and not _holds_blocks(module) and has_matrix(module):
             yield module
             return
         if is_compiled(module):
@@ -91,6 +96,30 @@ def _holds_blocks(module: torch.nn.Module) -> bool:
     if not isinstance(module, torch.nn.Sequential):
         return False
     return any(not is_leaf(m) for m in module.children())
+
+
+def _is_stage(module: torch.nn.Module) -> bool:
+    """Reports whether a module is there several times and is many blocks all the same, which are better units: an
+    encoder and a decoder of one class, a stage of a vision transformer. Most of it is in lists of modules of
+    one class. Experts are no blocks: they run beside each other, and a layer of them is one."""
+    if is_compiled(module):
+        return False
+    inner: Dict[torch.nn.Module, None] = {}
+
+    def walk(m: torch.nn.Module) -> None:
+        for name, child in m.named_children():
+            if "expert" in name.lower() or is_compiled(child):
+                continue
+            of = list(child.children())
+            if isinstance(child, (*_lists, torch.nn.Sequential)) and len({kind(c) for c in of}) == 1 and not any(is_leaf(c) for c in of):
+                inner.update(dict.fromkeys(c for c in of if has_matrix(c)))
+            else:
+                walk(child)
+
+    walk(module)
+    tables = {p for m in module.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    all, blocks = ({p: p.numel() for m in of for p in m.parameters() if p not in tables} for of in ([module], inner))
+    return len(inner) >= MANY and 2 * sum(blocks.values()) > sum(all.values())
 
 
 def _parts(block: torch.nn.Module) -> Iterator[torch.nn.Module]:

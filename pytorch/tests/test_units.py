@@ -64,6 +64,23 @@ class Blocks(unittest.TestCase):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
         self.assertEqual(["0", "1", "2"], self.found(model))
 
+    def test_stages(self):
+        """An encoder and a decoder of one class, towers, and stages of layers are no blocks: their layers are."""
+        Tower, Encoder, Moe = (type(name, (Outer,), {}) for name in ("Tower", "Encoder", "Moe"))
+        encoder = lambda n: Encoder(tokens=nn.Embedding(1000, 8), layers=nn.ModuleList(Layer() for _ in range(n)), norm=nn.LayerNorm(8))
+        layers = lambda model: [name for name in self.found(model) if name.split(".")[-1].isdigit()]
+        want = [f"{side}.layers.{i}" for side in ("encoder", "decoder") for i in range(3)]
+        self.assertEqual(want, layers(Outer(encoder=encoder(3), decoder=encoder(3), head=nn.Linear(8, 5))))
+        towers = Outer(text=Tower(model=encoder(3), out=nn.Linear(8, 8)), image=Tower(model=encoder(2), out=nn.Linear(8, 8)))
+        self.assertEqual([f"text.model.layers.{i}" for i in range(3)] + [f"image.model.layers.{i}" for i in range(2)], layers(towers))
+        # Two lists of two.
+        stages = Outer(stages=nn.ModuleList(Tower(a=nn.ModuleList([Block(), Block()]), b=nn.ModuleList([Attention(), Attention()])) for _ in range(2)))
+        self.assertEqual([f"stages.{i}.{part}.{j}" for i in range(2) for part in "ab" for j in range(2)], self.found(stages))
+        # A layer of experts is a block, and so is one whose lists are a small part of it, or short.
+        for part in ({"experts": nn.ModuleList(Block() for _ in range(4))}, {"heads": nn.ModuleList(Block() for _ in range(3)), "up": nn.Linear(8, 800)}, {"body": nn.Sequential(Block(), Block())}):
+            model = Outer(layers=nn.ModuleList(Moe(mlp=Tower(**part)) for _ in range(2)))
+            self.assertEqual(["layers.0", "layers.1"], self.found(model))
+
     def test_shared_modules_count_once(self):
         one = Block()
         model = Outer(a=Block(), b=one, again=one, list=nn.ModuleList([one, Block()]))
