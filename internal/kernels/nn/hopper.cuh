@@ -83,6 +83,14 @@ DEVICE Vec hear(u32 at, u32 cta) {
     return v;
 }
 
+// tell writes 8 bytes to the place of a block of the cluster that lies like this one, and they count at the
+// barrier there that lies like this one. That block must not end before.
+DEVICE void tell(u32 at, u64 v, u32 mbar, u32 cta) {
+    asm volatile("{.reg .b32 r, b; mapa.shared::cluster.u32 r, %0, %3; mapa.shared::cluster.u32 b, %2, %3; "
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [r], %1, [b];}" ::"r"(at), "l"(v), "r"(mbar), "r"(cta)
+                 : "memory");
+}
+
 // ---- copies. One thread issues each.
 
 // tma_load copies the box whose first number is (row, col) to dst, and its bytes count at

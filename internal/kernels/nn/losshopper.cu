@@ -13,26 +13,28 @@ DEVICE Raised over_warp(Raised r) {
     return r;
 }
 
-// Sums are those of a block's warps, and of the block. They lie behind the row in shared
-// memory. There are two, in turn: others may still read the sums of the row before.
+// Sums are those of a block's warps, and of the blocks of the cluster, which tell them each other. They
+// lie behind the row in shared memory. There are two, in turn: others may still read the sums of the row
+// before, and a block that is ahead may tell its next one.
 struct alignas(16) Sums {
-    Raised of_warp[32], of_block, spare;
+    Raised of_warp[32], of_block[8];
+    u64 told, spare; // a barrier that counts the bytes of of_block
 };
 
 // over_cluster returns the sum over all threads of a cluster, which all add in the same
-// order.
-template <u32 cluster> DEVICE Raised over_cluster(Raised r, Sums *s) {
+// order. No block waits until what it wrote to memory has arrived, as a barrier of the cluster would.
+template <u32 cluster> DEVICE Raised over_cluster(Raised r, Sums *s, u32 turn) {
+    s += turn % 2;
     r = over_warp(r);
     if (lane() == 0) s->of_warp[warp()] = r;
     barrier();
-    r = over_warp(lane() < warps() ? s->of_warp[lane()] : Raised{LOWEST, 0});
+    if (cluster == 1 || warp() == 0) r = over_warp(lane() < warps() ? s->of_warp[lane()] : Raised{LOWEST, 0});
     if (cluster == 1) return r;
-    if (thread() == 0) s->of_block = r;
-    cluster_arrive();
-    cluster_wait();
-    Vec v = {bits(LOWEST), 0, 0, 0};
-    if (lane() < cluster) v = hear(spot(&s->of_block), lane());
-    return over_warp({number(v.x), number(v.y)});
+    u32 told = spot(&s->told);
+    if (thread() == 0) mbar_expect(told, cluster * sizeof(Raised));
+    if (thread() < cluster) tell(spot(s->of_block + cta_in_cluster()), (u64)bits(r.sum) << 32 | bits(r.top), told, lane());
+    mbar_wait(told, turn / 2 % 2);
+    return over_warp(lane() < cluster ? s->of_block[lane()] : Raised{LOWEST, 0});
 }
 
 // Kept is what a thread has of a block's part of a row: every threads-th vector. It copies its
@@ -68,6 +70,12 @@ template <u32 type, u32 threads, u32 keep> struct Kept {
         }
         if constexpr (k + 1 < keep) raise<k + 1>(r);
     }
+    // own returns the logit of a column, which lies that many columns behind the first in a vector of this thread.
+    DEVICE float own(u32 behind) const {
+        const Vec *v = place(behind / n / threads);
+        if constexpr (type == BF16) return number((u32)reinterpret_cast<const u16 *>(v)[behind % n] << 16);
+        else return number(reinterpret_cast<const u32 *>(v)[behind % n]);
+    }
     // put writes the gradient of vector k. The target is that many columns behind the first.
     DEVICE void put(u64 to, u32 k, float top, float over, u32 target) const {
         float x[n];
@@ -98,30 +106,37 @@ template <u32 type, u32 threads, u32 keep, u32 cluster> DEVICE void kept_loss(co
     Sums *sums = reinterpret_cast<Sums *>(pool + Part::bytes);
     Matrix x = {l.x.base, l.x.pitch, type};
     if (share > threads * keep) trap();
+    if (cluster > 1) {
+        if (thread() == 0) {
+            mbar_init(spot(&sums[0].told), 1);
+            mbar_init(spot(&sums[1].told), 1);
+            fence_mbar_init();
+        }
+        cluster_arrive();
+    }
     u64 row = block() / cluster, from = x.at(row, p.column);
 #pragma unroll
     for (u32 k = 0; k < keep; k++) p.begin(from, row < l.rows, k);
+    if (cluster > 1) cluster_wait(); // the barriers of all blocks are set up
 #pragma unroll 1
-    for (u32 turn = 0; row < l.rows; row += rows, turn ^= 1) {
-        u32 target = l.target(row);
-        float own = l.own(row, target);
+    for (u32 turn = 0; row < l.rows; row += rows, turn++) {
+        u32 target = l.target(row), behind = target - p.column;
+        bool has = behind / Part::n < p.room && behind / Part::n % threads == 0;
         Raised r = {LOWEST, 0};
         p.raise(r);
-        r = over_cluster<cluster>(r, sums + turn);
-        if (thread() == 0 && cta == 0) l.finish(row, target, own, r);
+        float own = has ? p.own(behind) : 0;
+        r = over_cluster<cluster>(r, sums, turn);
+        if (has || (target == NONE && thread() == 0 && cta == 0)) l.finish(row, target, own, r);
         float over = l.over(target, r);
         u64 to = l.dx.at(row, p.column);
         from = x.at(row + rows, p.column);
 #pragma unroll
         for (u32 k = 0; k < keep; k++) {
-            if (l.dx.base != 0 && p.has(k)) p.put(to, k, r.top, over, target - p.column);
+            if (l.dx.base != 0 && p.has(k)) p.put(to, k, r.top, over, behind);
             p.begin(from, row + rows < l.rows, k);
         }
     }
     arrived<0>();
-    if (cluster == 1) return;
-    cluster_arrive(); // no block ends while another may read its sums
-    cluster_wait();
 }
 
 #define LOSS(type, name, threads, resident, keep, cluster)                                                                     \

@@ -22,8 +22,8 @@ type lossForm struct {
 	cluster       int // blocks that share a row
 }
 
-// lossSums are the bytes behind a row: two sets of sums of warps and of the block.
-const lossSums = 2 * 8 * (32 + 2)
+// lossSums are the bytes behind a row: two sets of sums of warps and of blocks, and a barrier.
+const lossSums = 2 * 8 * (32 + 8 + 2)
 
 // Of at least lossMany rows a cluster computes lossTurns, one after the other, and copies the next
 // one while it writes.

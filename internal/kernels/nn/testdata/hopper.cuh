@@ -80,6 +80,27 @@ inline Vec hear(u32 at, u32 cta) {
     return v;
 }
 
+struct HostTold {
+    u32 at, bar, cta;
+    u64 v;
+};
+static HostTold host_told[256];
+static u32 host_told_count;
+
+inline void host_hear(const HostTold &t) {
+    memcpy(host_pools[t.cta] + t.at, &t.v, 8);
+    HostBar &bar = host_bar(t.bar, t.cta);
+    bar.bytes -= 8;
+    host_settle(bar);
+    host_moved = true;
+}
+inline void tell(u32 at, u64 v, u32 bar, u32 cta) {
+    if (at % 8 != 0 || at + 8 > host_shared || cta >= host_cluster) host_fail("shared memory at, of block", at, cta);
+    if (host_eager()) return host_hear({at, bar, cta, v});
+    if (host_told_count == 256) host_fail("too many words under way");
+    host_told[host_told_count++] = {at, bar, cta, v};
+}
+
 // ---- copies
 
 struct HostBox {
@@ -112,9 +133,17 @@ inline void host_land(const HostBox &b) {
     }
     host_moved = true;
 }
-// A few copies happen, in any order.
+// A few copies happen, and blocks hear something, in any order.
 inline void host_copies_go_on() {
     static u32 chance = 7;
+    for (u32 n = host_told_count; n > 0; n--) {
+        chance = chance * 1664525 + 1013904223;
+        if (chance >> 30 != 0) continue;
+        u32 i = (chance >> 8) % host_told_count;
+        HostTold t = host_told[i];
+        host_told[i] = host_told[--host_told_count];
+        host_hear(t);
+    }
     for (u32 n = host_box_count; n > 0; n--) {
         chance = chance * 1664525 + 1013904223;
         if (host_box_count == 0 || chance >> 30 == 0) continue;
