@@ -170,11 +170,15 @@ class Handle:
 
 def is_held(t: torch.Tensor) -> bool:
     """Reports whether moving a tensor would free nothing: it is a parameter, frozen or not,
-    another leaf that takes a gradient, a view of one, or autocast's copy of one; or a graph
-    of make_graphed_callables writes it at every replay, which changes no version."""
+    another leaf that takes a gradient, a view of one, or autocast's copy of one. Or that it would
+    be wrong, because others write to its storage and change no version: a graph of
+    make_graphed_callables at every replay, and those that have other parts of the storage without
+    being views of it, as the gates of a recurrent cell have (torch.unsafe_chunk)."""
     base = t._base if t._is_view() else t
     if base.is_leaf:
         return bool(base.requires_grad) or type(base) is not torch.Tensor
+    if base is t and t.numel() * t.element_size() < storage_of(t).nbytes():
+        return True
     node = base.grad_fn
     name = node.name() if node is not None else ""
     if name != "ToCopyBackward0":

@@ -127,6 +127,18 @@ def not_contiguous(g):
 
 
 @case
+def parts_that_are_no_views(g):
+    """Tensors that share a storage and not its version: some are saved before others are written."""
+    w, x = leaf(30, 60), torch.randn(20, 30)
+    a, b = torch.unsafe_chunk(x @ w, 2, -1)
+    with g("a"):
+        a.sigmoid_()
+    with g("b"):
+        b.tanh_()
+    return grads((a * b).sum(), w)
+
+
+@case
 def expanded(g):
     w, b = leaf(1, 25), leaf(12, 1)
     with g("a"):
