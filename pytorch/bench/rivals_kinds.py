@@ -219,9 +219,12 @@ class Kind:
             self.bench.clear()
             self.peak = self.bench.fixed + count_saved(self.loss, self.model)
 
-    def rest(self):
+    def leave(self):
         """Lets go of the modules: some keep tensors of their last step, which would count against
         others. A later step has new ones."""
+
+    def rest(self):
+        """Does so, and gives the allocator's memory back."""
 
     def median(self):
         return statistics.median(self.times) if self.times else self.probe
@@ -316,9 +319,13 @@ class Checkpoint(Patched):
             self.patch()
         return super().step()
 
-    def rest(self):
+    def leave(self):
         if not self.compiled:
             self.model = self.blocks = None
+
+    def rest(self):
+        if not self.compiled:
+            self.leave()
             self.bench.forget()
 
 

@@ -330,6 +330,7 @@ class Trial:
                         self.repeats["eager"] = self.bench.difference("eager") == 0
                     elif turn == 1:
                         k.tried(lambda: self.compare(k))
+                k.leave()
             if turn >= ENOUGH * min(times, 2) and steady(kinds):
                 break
         for k in kinds:

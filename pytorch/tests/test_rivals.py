@@ -1,6 +1,7 @@
 """The comparison with what PyTorch itself offers: that it runs, counts and decides; the times of a
 machine for tests mean nothing. SPEC S6.4."""
 
+import gc
 import json
 import os
 import pathlib
@@ -9,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 from xml.dom import minidom
 
-from common import PLUGIN, torch
+from common import DEVICE, PLUGIN, torch
 from torch import nn
 
 BENCH = PLUGIN / "bench"
@@ -88,7 +90,7 @@ class Older(unittest.TestCase):
         torch.manual_seed(1)
         model, x = self.Model(self.Block), torch.randn(2, 4)
         case = rivals_models.Case(model, lambda m: m(x.clone().requires_grad_()).square().sum(), blocks=[f"layers.{i}" for i in range(3)], core="core")
-        bench = rivals_kinds.Bench(case, "cpu")
+        bench = rivals_kinds.Bench(case, DEVICE)
         rivals_kinds.Kind(bench, "eager").step()
         bench.keep_gradients("eager")
         for family, calls in (("checkpoint", [1, 2, 2]), ("selective", [1, 1, 1])):
@@ -97,6 +99,12 @@ class Older(unittest.TestCase):
             self.assertEqual(0.0, bench.difference("eager"))
             self.assertEqual(calls, [layer.calls - model.layers[i].calls for i, layer in enumerate(kind.blocks)])
             self.assertEqual([False, True, True], ["forward" in vars(layer.core if family == "selective" else layer) for layer in kind.blocks])
+            held = weakref.ref(kind.blocks[0].routing)
+            kind.leave()  # what its blocks keep counts against others
+            gc.collect()
+            self.assertIsNone(held())
+            kind.step()
+            self.assertEqual(0.0, bench.difference("eager"))
 
 
 class Gradients(unittest.TestCase):
