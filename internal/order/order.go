@@ -49,7 +49,6 @@ type Lane struct {
 type graph struct {
 	inside map[*Mark]bool
 	wait   func(device.Event)
-	base   clock   // what the lane came after before it
 	before []*Mark // that the whole of it comes after
 }
 
@@ -70,15 +69,9 @@ func (l *Lane) Recorded(k *Mark) {
 // After makes the lane's next work come after a mark; nil is no mark. The mark is
 // not recorded again before Flush.
 func (l *Lane) After(k *Mark) {
-	if k == nil || k.before(&l.clock) {
-		return
+	if k != nil && !k.before(&l.clock) {
+		l.pending = append(l.pending, k)
 	}
-	for _, p := range l.pending {
-		if p == k {
-			return
-		}
-	}
-	l.pending = append(l.pending, k)
 }
 
 // Passed notes that the host has seen a mark's work to be over: what the lane is given
@@ -112,7 +105,7 @@ func (l *Lane) Flush() {
 // replay, which are inside, are given to wait to become part of it, and the others
 // are kept for Gathered. The caller gathers the lane's work.
 func (l *Lane) Gather(inside map[*Mark]bool, wait func(device.Event)) {
-	l.graph = &graph{inside: inside, wait: wait, base: l.clock}
+	l.graph = &graph{inside: inside, wait: wait}
 }
 
 // Gathered ends the graph, and issues the waits that come before it: the caller
@@ -122,7 +115,7 @@ func (l *Lane) Gathered() {
 		panic("order: a graph ends with waits that no work follows; call Flush first")
 	}
 	g, later := l.graph, l.clock
-	l.graph, l.clock, l.pending = nil, g.base, g.before
+	l.graph, l.clock, l.pending = nil, clock{}, g.before // a wait inside does not order the work before it
 	l.Flush()
 	l.clock.join(&later)
 }

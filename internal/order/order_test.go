@@ -2,6 +2,7 @@ package order_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -26,6 +27,10 @@ func open() (device.Device, error) {
 // is settled, marks are exchanged, and a lane joins that was not there. If the host looks,
 // all lanes are there, and what it sees to be over costs none of them a wait.
 func passing(seed uint64, settled, looks bool) check.Program {
+	return func(ck *check.Checker) error { return pass(ck, seed, settled, looks) }
+}
+
+func pass(ck *check.Checker, seed uint64, settled, looks bool) error {
 	return check.On(open, func(dev device.Device) (err error) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		set := order.NewSet(dev)
@@ -70,7 +75,11 @@ func passing(seed uint64, settled, looks bool) check.Program {
 			for _, i := range some {
 				l.After(marks[i])
 			}
+			issued, waits := ck.Count(check.Waits), l.Waits()
 			l.Flush()
+			if n := ck.Count(check.Waits) - issued; waits != (n > 0) {
+				return fmt.Errorf("Waits is %v, and %d waits are issued", waits, n)
+			}
 			for _, i := range some {
 				l.Stream.Fill(mem.Slice(memory.Bytes(i), 1), byte(i))
 				if marks[i] == nil {
@@ -92,7 +101,7 @@ func passing(seed uint64, settled, looks bool) check.Program {
 			err = errors.Join(err, s.Close())
 		}
 		return errors.Join(err, set.Close())
-	})
+	})(ck)
 }
 
 // Nothing is unordered, and no wait is issued that another implies.
@@ -157,6 +166,9 @@ func TestNoWait(t *testing.T) {
 			again, err := set.Mark()
 			if err != nil {
 				return err
+			}
+			if again != k {
+				t.Error("a mark that was given back is not used again")
 			}
 			b.After(again)
 			b.Flush()
@@ -288,9 +300,12 @@ func TestSettleForgets(t *testing.T) {
 		waits(0, "a wait that was not issued before")
 
 		a.Record(second)
+		b.Record(first)
 		if err := set.Sync(); err != nil {
 			return err
 		}
+		a.After(first)
+		a.Flush()
 		b.After(second)
 		b.Flush()
 		waits(0, "a mark that was settled")
@@ -340,6 +355,26 @@ func TestTooManyLanes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A device without events makes no marks.
+func TestNoEvents(t *testing.T) {
+	dev, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	want := errors.New("no events")
+	if k, err := order.NewSet(noEvents{dev, want}).Mark(); k != nil || err != want {
+		t.Errorf("%v, %v", k, err)
+	}
+}
+
+type noEvents struct {
+	device.Device
+	err error
+}
+
+func (d noEvents) NewEvent(device.EventFlags) (device.Event, error) { return nil, d.err }
 
 // broken is a device whose streams cannot be waited for and whose events fail to close,
 // each with its own error.
