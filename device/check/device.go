@@ -118,11 +118,23 @@ func (d *dev) obtain(class Class, kind memory.Kind, size memory.Bytes, owner str
 	if err != nil {
 		return nil, err
 	}
+	d.soil(inner, 0)
 	b := d.wrap(inner)
 	lo := int64(inner.Addr())
 	b.shadow = newShadow(lo, lo+int64(inner.Max()))
 	d.live[b] = struct{}{}
 	return b.outer, nil
+}
+
+// soil fills new memory of the CPU device from an offset on with bytes that mean nothing, as
+// that of a GPU has. Of much memory it fills the beginning.
+func (d *dev) soil(inner *device.Buffer, from memory.Bytes) {
+	if n := min(inner.Size()-from, memory.MiB); d.inner.Info().Backend == "cpu" && n > 0 {
+		new := device.Slice[byte](uint64(inner.Addr())+uint64(from), int(n))
+		for i := range new {
+			new[i] = 0xa5
+		}
+	}
 }
 
 func (d *dev) wrap(inner *device.Buffer) *buffer {
@@ -184,8 +196,12 @@ func (d *dev) Grow(outer *device.Buffer, size memory.Bytes) error {
 			return err
 		}
 	}
+	had := b.inner.Size()
 	if err := d.inner.Grow(b.inner, size); err != nil {
 		return err
+	}
+	if !b.backed {
+		d.soil(b.inner, had)
 	}
 	outer.SetSize(b.inner.Size())
 	return nil

@@ -16,6 +16,7 @@ import (
 // offloading runs layers of forward and backward with one device buffer. It
 // has four waits a layer, all needed.
 func offloading(w *world, layers int, redundant bool) {
+	w.a.Fill(w.y.Slice(0, 64), 0)
 	in := w.stream("copy-in")
 	slot := func(i int) device.Range { return w.host.Slice(memory.Bytes(i)*64, 64) }
 	x := w.x.Slice(0, 64)

@@ -4,6 +4,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -25,7 +26,7 @@ func (d *dev) NewEvent(flags device.EventFlags) (device.Event, error) {
 	c := d.c
 	c.mu.Lock()
 	defer c.unlock()
-	if err := d.err(); err != nil {
+	if err := cmp.Or(d.err(), d.make("NewEvent")); err != nil {
 		return nil, err
 	}
 	inner, err := d.inner.NewEvent(flags)

@@ -18,8 +18,8 @@ type Failures struct {
 	Wrong    []error // runs that ended with another error, or left memory or handles behind
 }
 
-// FailEach runs a program once to count its calls of a class (Allocs, Grows, Copies or
-// Launches), and then once for each of them, or for every n-th if every is n, and makes
+// FailEach runs a program once to count its calls of a class (Allocs, Grows, Copies,
+// Launches or Makes), and then once for each of them, or for every n-th if every is n, and makes
 // that call fail. Use it to prove that a program survives failures or reports them, and
 // frees its memory and closes its handles in any case. The error is that of the complete
 // program.

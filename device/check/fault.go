@@ -22,12 +22,13 @@ const (
 	Waits                 // Stream.Wait
 	Records               // Stream.Record
 	Syncs                 // Stream.Sync and Event.Sync
+	Makes                 // NewStream and NewEvent
 	classes
 )
 
 // String returns the name of one call of the class.
 func (c Class) String() string {
-	return [classes]string{"allocation", "growth", "copy", "launch", "wait", "record", "sync"}[c]
+	return [classes]string{"allocation", "growth", "copy", "launch", "wait", "record", "sync", "stream or event"}[c]
 }
 
 // Action is what a fault does to a call.
@@ -35,7 +36,7 @@ type Action uint8
 
 const (
 	// Fail makes an allocation or growth fail with a [device.OutOfMemory], and a
-	// copy or launch with a [device.DriverError].
+	// copy, a launch or a new stream or event with a [device.DriverError].
 	Fail Action = iota + 1
 	// Corrupt overwrites a few bytes that a copy has written with one value. Data
 	// that has this value already stays as it is.
@@ -51,8 +52,8 @@ func (a Action) name() string {
 	return [...]string{"no action", "fail", "corrupt", "delay", "drop"}[a]
 }
 
-// Fault spoils one call of a class. Allocations and growths can fail; copies can fail,
-// be corrupted or delayed; launches can fail or be delayed; waits, records and syncs can
+// Fault spoils one call of a class. Allocations, growths, and new streams and events can
+// fail; copies can fail, be corrupted or delayed; launches can fail or be delayed; waits, records and syncs can
 // be dropped. [New] panics on any other combination.
 type Fault struct {
 	Class Class
@@ -66,7 +67,7 @@ func (f Fault) check() {
 	ok := false
 	switch f.Do {
 	case Fail:
-		ok = f.Class == Allocs || f.Class == Grows || f.Class == Copies || f.Class == Launches
+		ok = f.Class == Allocs || f.Class == Grows || f.Class == Copies || f.Class == Launches || f.Class == Makes
 	case Corrupt:
 		ok = f.Class == Copies
 	case Delay:
@@ -101,6 +102,14 @@ func (c *Checker) count(k Class) Fault {
 		return Fault{}
 	}
 	return c.faults[call{k, n}]
+}
+
+// make counts a new stream or event and returns the error of its fault, if there is one.
+func (d *dev) make(what string) error {
+	if d.c.count(Makes).Do != Fail {
+		return nil
+	}
+	return &device.DriverError{Device: d.inner.Info().Name, Call: what, Text: fmt.Sprintf("%v %d fails because of a check.Fault", Makes, d.c.counts[Makes]-1)}
 }
 
 // dropped counts a call and reports whether a fault drops it.

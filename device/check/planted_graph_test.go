@@ -190,6 +190,7 @@ func TestPlantedMissingJoin(t *testing.T) {
 func TestReplaysOfOneGraphAreOrdered(t *testing.T) {
 	for _, s := range schedules {
 		_, err := run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
+			w.b.Fill(w.x.All(), 0)
 			w.b.Fill(w.y.All(), 2)
 			must(w.b.Sync())
 			g := w.capture(func() { w.a.Launch(mix(w.x.All(), w.y.All())) })

@@ -5,6 +5,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -31,7 +32,7 @@ func (d *dev) NewStream(name string) (device.Stream, error) {
 	c := d.c
 	c.mu.Lock()
 	defer c.unlock()
-	if err := d.err(); err != nil {
+	if err := cmp.Or(d.err(), d.make("NewStream")); err != nil {
 		return nil, err
 	}
 	s := &stream{dev: d, name: name, index: c.streams}

@@ -113,7 +113,7 @@ func TestEverythingMayFail(t *testing.T) {
 	for _, set := range []memory.Scopes{0, whole, scopes} {
 		c := on(0, Config{Scopes: set, ByHand: hand("core_attn", "expert_fc1"), Stash: store(2, 400)})
 		c.layers, c.pipeline.Microbatches, c.borrows, c.most, c.work = 2, 1, set == 0, 40, quick
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 			by := 1
 			if class == check.Copies || class == check.Launches { // there are hundreds
 				by = 3

@@ -42,7 +42,7 @@ func TestEverythingMayFail(t *testing.T) {
 		if err != nil || left != 0 {
 			t.Fatal(c, left, err)
 		}
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 			every := 1 + whole.Count(class)/30
 			if testing.Short() {
 				every *= 5
@@ -113,6 +113,9 @@ func TestRefusals(t *testing.T) {
 		{with(func(c *Config) { c.GradComm = bucket.Type{Name: "fp8", Size: 1} }), []string{`got "fp8" and`}},
 		{with(func(c *Config) { param(c).Type = bucket.Type{Name: "fp8", Size: 1} }), []string{`parameter "w" of FSDP unit "unit 1" has the type "fp8"; expected fsdp.BF16 or fsdp.FP32`}},
 		{with(func(c *Config) { param(c).Group = 1 }), []string{`parameter "w" of FSDP unit "unit 1" belongs to group 1, but Config.Groups has only 1`}},
+		{with(func(c *Config) { param(c).Group = -1 }), []string{`parameter "w" of FSDP unit "unit 1" belongs to group -1, but Config.Groups has only 1`}},
+		{with(func(c *Config) { c.Pool, c.Prefetch = bucket.Max, 0 }), []string{"the max pool needs two buffers, but Prefetch is 0 and Behind is 1"}},
+		{with(func(c *Config) { c.Pool, c.Behind = bucket.Max, 0 }), []string{"the max pool needs two buffers, but Prefetch is 1 and Behind is 0"}},
 		{with(func(c *Config) { param(c).Shape = []int64{3, 0} }), []string{"shape [3 0]"}},
 		{with(func(c *Config) { param(c).Shape = []int64{1 << 40, 1 << 40} }), []string{"at most 2^40 elements"}},
 		{with(func(c *Config) { c.Units[1].Params = append(c.Units[1].Params, c.Units[1].Params...) }), []string{`two parameters of FSDP unit "unit 1" are named "w"`}},

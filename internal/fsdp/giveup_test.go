@@ -377,7 +377,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			}
 			return errors.Join(err, l.close())
 		}
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 			f, err := check.FailEach(class, 1, cpuDevice, work)
 			if err != nil || len(f.Wrong) > 0 || f.Survived > 0 {
 				t.Errorf("%v, %v: %+v, %v", kind, class, f, err)

@@ -196,31 +196,27 @@ func (p *pool) acquire(i int, l *order.Lane) (lease, error) {
 		}
 		l.After(w.released)
 	}
-	if err := p.allocate(u, l.Stream); err != nil {
+	if err := p.allocate(u); err != nil {
 		return lease{}, err
 	}
 	l.Flush()
 	u.held = true
-	if p.plan == nil {
-		u.former = nil // a recorded use is acquired only once
-	}
 	return lease{p, i, u.round}, nil
 }
 
 // allocate allocates the dynamic buckets of a use, except those that the use before
 // handed over.
-func (p *pool) allocate(u *poolUse, s device.Stream) error {
+func (p *pool) allocate(u *poolUse) error {
 	for b, a := range u.places {
-		if !a.Dynamic || u.ranges[b].Buf != nil {
+		if u.ranges[b].Buf != nil {
 			continue
 		}
 		buf, err := p.lanes.dev.Alloc(memory.Device, a.Bytes, p.name)
 		if err != nil {
-			p.free(u, s)
-			return err
+			return err // reset frees the others
 		}
 		u.dynamic = append(u.dynamic, buf)
-		u.ranges[b].Buf, u.ranges[b].Off = buf, 0
+		u.ranges[b].Buf = buf
 	}
 	return nil
 }
@@ -262,15 +258,14 @@ func (l lease) release(on *order.Lane) {
 	on.Record(u.released)
 	u.held = false
 	u.round++
-	switch {
-	case u.heir >= 0 && len(u.dynamic) > 0:
-		h := p.uses[u.heir]
-		h.dynamic = append(h.dynamic, u.dynamic...)
-		copy(h.ranges, u.ranges)
-		p.forget(u)
-	default:
+	if u.heir < 0 {
 		p.free(u, on.Stream)
+		return
 	}
+	h := p.uses[u.heir]
+	h.dynamic = append(h.dynamic, u.dynamic...)
+	copy(h.ranges, u.ranges)
+	p.forget(u)
 }
 
 // reset makes all uses idle after a step that failed. Work that the uses issued must
@@ -291,5 +286,4 @@ func (p *pool) dropMarks() {
 	for _, u := range p.uses {
 		p.lanes.Drop(u.released)
 	}
-	p.uses = nil
 }

@@ -206,7 +206,6 @@ func (g Grad) Param(i int) device.Range {
 // them over the ranks of each group and adds this rank's part to the main gradients.
 func (g Grad) Done() {
 	p := g.step.mustBeOpen()
-	g.lease.mustHold()
 	t := &p.now.grads
 	g.lane.Record(t.ready[g.use])
 	p.out.After(t.ready[g.use])

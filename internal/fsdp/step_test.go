@@ -303,8 +303,17 @@ func TestSeveralStreams(t *testing.T) {
 				g.Done()
 				x.Done()
 			}
+			x, err := s.Use(0, other) // which no reduction follows
+			if err != nil {
+				return err
+			}
+			other.Host(func() {}, device.Reads(x.Param(0)))
+			x.Done()
 			if err := s.End(); err != nil {
 				return err
+			}
+			for _, b := range []*device.Buffer{l.p.params.buf, l.p.grads.buf, l.p.shards.params, l.p.shards.grads} {
+				touch(l.s, b.All()) // which comes after all of the step
 			}
 		}
 		err = l.s.Sync()

@@ -91,7 +91,7 @@ func (t *track) checkComplete(key memory.Key) error {
 			return fmt.Errorf("FSDP unit %q is still in use (%s) at the end of the step; call Done first", t.r.spec.Units[unit].Name, t.r.what)
 		}
 	}
-	if t.frozen && t.at < len(t.order) {
+	if t.at < len(t.order) {
 		return fmt.Errorf("%s: expected %s at entry %d of the order recorded for this key (%v), got the end of the step; run steps of another order under another key",
 			t.r.what, t.describe(t.order[t.at]), t.at, key)
 	}
@@ -212,7 +212,6 @@ func (p *Pipeline) dropProgram(g *program) {
 		for _, k := range t.ready {
 			p.lanes.Drop(k)
 		}
-		t.ready = nil
 	}
 }
 

@@ -26,7 +26,7 @@ type layer struct {
 const exact = "="
 
 // devices lists what tests may import to run on real devices, under the race checker.
-var devices = []string{"device", "internal/kernels", "internal/nulldevice"}
+var devices = []string{"device", "internal/kernels", "internal/nulldevice", "internal/devicelog"}
 
 // mechanism returns the row of a mechanism. Its tests may use its conformance suite.
 func mechanism(name string) layer {

@@ -293,7 +293,7 @@ func TestLentMayFail(t *testing.T) {
 			continue
 		}
 		sees := []func() func() bool{never, always}[i%2] // the same in every run
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Makes} {
 			f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
 				l, err := newBorrowLoop(&told{Device: dev, over: sees()})
 				if err == nil {

@@ -119,7 +119,7 @@ func TestEverythingMayFail(t *testing.T) {
 	for _, h := range []how{eager, whole, scopes} {
 		p := pipelines[1]
 		c := loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: every3, ahead: 2, borrowed: h == eager}
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Makes} {
 			f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
 				l, err := newLoop(dev, c)
 				if err == nil {

@@ -63,7 +63,6 @@ func (m *Manager) Eager(body func() error) (err error) {
 	defer func() { m.eager = false }()
 	err = body()
 	defer m.guard(&err)
-	m.must("end a scope")
 	m.call(residency.Op{Kind: residency.OpEndScope})
 	m.machine.EndScope()
 	m.settle()

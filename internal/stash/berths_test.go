@@ -501,7 +501,7 @@ func TestBerthsMayFail(t *testing.T) {
 		every = 5
 	}
 	for _, live := range []float64{0, 0.5} {
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 			f, err := check.FailEach(class, every, cpuDevice, func(dev device.Device) error {
 				l, err := newLibrary(dev, live)
 				if err == nil {

@@ -195,6 +195,22 @@ func (c *chaos) train(seed uint64) error {
 	return nil
 }
 
+// drawChaos makes a loop whose settings are drawn.
+func drawChaos(t testing.TB, dev device.Device, seed uint64, mode Mode) (*chaos, error) {
+	cfg := tight(5, 3, 400, 400)
+	cfg.Mode, cfg.Ahead = mode, 1+int(seed%4)
+	draw, rows := rand.New(rand.NewPCG(seed, uint64(mode))), Rows(chaosRows)
+	cfg.KeepAll = draw.IntN(2) == 0
+	if draw.IntN(2) == 0 {
+		rows = 20
+	}
+	if draw.IntN(2) == 0 {
+		cfg.HostPages, cfg.HostMax = 3, 400
+		cfg.Place = func(g memory.GroupID) int { return g.Layer % Tiers }
+	}
+	return newChaos(t, dev, cfg, 1+int(seed%4), rows)
+}
+
 // SPEC S1.5: whatever the order of passes, and however it changes, results are
 // exact, nothing races and no page is lost. So it is for all settings: groups that
 // stay in their sets, sets that are too small at first, rows in host pages.
@@ -210,18 +226,7 @@ func TestChaos(t *testing.T) {
 	for _, seed := range draws {
 		for _, mode := range []Mode{Auto, PagesOnly} {
 			p := check.On(cpuDevice, func(dev device.Device) error {
-				cfg := tight(5, 3, 400, 400)
-				cfg.Mode, cfg.Ahead = mode, 1+int(seed%4)
-				draw, rows := rand.New(rand.NewPCG(seed, uint64(mode))), Rows(chaosRows)
-				cfg.KeepAll = draw.IntN(2) == 0
-				if draw.IntN(2) == 0 {
-					rows = 20
-				}
-				if draw.IntN(2) == 0 {
-					cfg.HostPages, cfg.HostMax = 3, 400
-					cfg.Place = func(g memory.GroupID) int { return g.Layer % Tiers }
-				}
-				c, err := newChaos(t, dev, cfg, 1+int(seed%4), rows)
+				c, err := drawChaos(t, dev, seed, mode)
 				if err != nil {
 					return err
 				}

@@ -119,7 +119,7 @@ func TestEverythingMayFail(t *testing.T) {
 	if testing.Short() {
 		every = 7
 	}
-	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 		f, err := check.FailEach(class, every, cpuDevice, func(dev device.Device) error {
 			v, err := newMover(dev, c)
 			if err == nil {

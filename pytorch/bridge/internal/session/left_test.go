@@ -89,7 +89,7 @@ func TestSessionsLeaveNothingOpen(t *testing.T) {
 		return nil
 	}
 	open := func() (device.Device, error) { return cpu.Open(cpu.Options{CopyThreads: 1}) }
-	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
 		f, err := check.FailEach(class, 1, open, work)
 		// Where host memory cannot grow, what there is becomes the limit.
 		f.Wrong = slices.DeleteFunc(f.Wrong, func(err error) bool { return class == check.Grows && errors.As(err, new(*TooSmall)) })
