@@ -14,7 +14,7 @@ import (
 
 // mostExported is the number of exported declarations in public packages. Lower it when
 // you remove some. Raise it only if users need the new ones.
-const mostExported = 670
+const mostExported = 671
 
 // withoutExample lists the public packages that have no example. The list may only
 // shrink.

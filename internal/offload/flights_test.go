@@ -33,7 +33,10 @@ type toldEvent struct {
 
 func (d *told) NewStream(name string) (device.Stream, error) {
 	s, err := d.Device.NewStream(name)
-	return &toldStream{s}, err
+	if err != nil {
+		return nil, err
+	}
+	return &toldStream{s}, nil
 }
 
 func (d *told) NewEvent(f device.EventFlags) (device.Event, error) {
