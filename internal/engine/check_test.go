@@ -138,7 +138,8 @@ func TestEverythingMayFail(t *testing.T) {
 			// Where it cannot grow, what there is becomes the limit.
 			full := func(err error) bool { return class == check.Grows && errors.As(err, new(*residency.Full)) }
 			f.Wrong = slices.DeleteFunc(f.Wrong, full)
-			if len(f.Wrong) > 0 || class != check.Grows && (f.Survived > 0 || f.Reported*2*by < f.Calls) {
+			timing := class == check.Makes // without times nothing is recomputed
+			if len(f.Wrong) > 0 || class != check.Grows && (f.Survived > 0 && !timing || f.Reported*2*by < f.Calls) {
 				t.Errorf("%v, %v: %+v", set, class, f)
 			}
 		}
