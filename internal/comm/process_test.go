@@ -54,3 +54,67 @@ func TestProcessesShare(t *testing.T) {
 		t.Error("a program without processes does not agree with itself")
 	}
 }
+
+// scripted is a control that hears what it was told.
+type scripted struct {
+	Comm
+	rank  int
+	heard []string
+	err   error
+	said  string
+}
+
+func (c *scripted) Rank() int { return c.rank }
+
+func (c *scripted) Gather(b []byte) (all [][]byte, err error) {
+	c.said = string(b)
+	for _, s := range c.heard {
+		all = append(all, []byte(s))
+	}
+	return all, c.err
+}
+
+// What a process says and what it makes of what others say: without words of its own for an
+// error it gives the error's, only the first says its value, and nonsense names who said it.
+func TestWhatProcessesSay(t *testing.T) {
+	v := 5
+	for i, x := range []struct {
+		rank  int
+		v     any
+		own   error
+		heard []string
+		err   error
+		said  string
+		want  string
+		value int
+	}{
+		{0, &v, nil, []string{`{"value":5}`, `{}`}, nil, `{"value":5}`, "<nil>", 5},
+		{1, &v, nil, []string{`{"value":7}`, `{}`}, nil, `{}`, "<nil>", 7},
+		{1, nil, nil, []string{`{"value":7}`, `{}`}, nil, `{}`, "<nil>", 5},
+		{1, &v, errBroken, []string{`{"value":7}`, `{"err":{}}`}, nil, `{"err":{"Process":1,"Text":"the disk is full","Code":1}}`, "the disk is full", 5},
+		{1, &v, nil, []string{`{"value":7}`, `{}`, `{"err":{"Text":"gone"}}`}, nil, `{}`, "gone", 5},
+		{1, &v, nil, []string{`{}`, `{}`, `x`}, nil, `{}`, "comm: cannot read what process 2 says: invalid character 'x' looking for beginning of value; run the same version of the program everywhere", 5},
+		{0, &v, nil, nil, errLate, `{"value":5}`, "too late", 5},
+		{0, &v, errBroken, nil, errLate, `{"err":{"Process":0,"Text":"the disk is full","Code":1},"value":5}`, "the disk is full", 5},
+		{0, func() {}, nil, nil, nil, ``, "json: unsupported type: func()", 5},
+	} {
+		v = 5
+		c := &scripted{rank: x.rank, heard: x.heard, err: x.err}
+		p := &Process{Control: c}
+		if err := p.Share(x.v, x.own); fmt.Sprint(err) != x.want || c.said != x.said || v != x.value {
+			t.Errorf("%d: says %s, has %d, %v", i, c.said, v, err)
+		}
+	}
+	for _, x := range []struct {
+		heard []string
+		err   error
+		want  int
+		ok    bool
+	}{{[]string{"3", "4", "9"}, nil, 9, true}, {[]string{"9", "4"}, nil, 9, true}, {[]string{"1"}, nil, 5, true}, {[]string{"x"}, nil, 5, false}, {nil, errLate, 5, false}} {
+		if n, err := (&Process{Control: &scripted{heard: x.heard, err: x.err}}).Most(5); n != x.want || (err == nil) != x.ok {
+			t.Errorf("%v: %d, %v", x.heard, n, err)
+		}
+	}
+}
+
+var errLate = errors.New("too late")

@@ -6,6 +6,7 @@ package residency
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -58,6 +59,14 @@ type clocks struct {
 	placing      func(s *Storage) // told of copies out that make room, or nil
 	said         []string
 	wrong        string
+	decided      uint32 // a sum of all decisions
+}
+
+// note adds a decision to the sum.
+func (x *clocks) note(args ...any) {
+	h := fnv.New32a()
+	fmt.Fprintln(h, x.decided, args)
+	x.decided = h.Sum32()
 }
 
 func newClocks(cfg Config) *clocks {
@@ -97,6 +106,7 @@ func (x *clocks) flush(l Lane) {
 }
 
 func (x *clocks) Record(l Lane) Mark {
+	x.note("record", l)
 	if x.scope && l == Out {
 		x.fail("a mark of %v inside a scope", l)
 	}
@@ -106,6 +116,7 @@ func (x *clocks) Record(l Lane) Mark {
 }
 
 func (x *clocks) After(l Lane, m Mark) {
+	x.note("after", l, m)
 	if m < 1 || int(m) > len(x.marks) {
 		x.fail("%v after mark %d of %d", l, m, len(x.marks))
 		return
@@ -165,6 +176,7 @@ func (x *clocks) onDevice(s *Storage) []cell {
 func (x *clocks) there(s *Storage) []cell { return x.host[s.Host : s.Host+s.Bytes] }
 
 func (x *clocks) Out(s *Storage) {
+	x.note("out", s.ID, s.Device, s.Host)
 	if x.scope || x.stay[s.ID] || s.Bytes < x.least {
 		x.fail("%v is copied out in a scope, or though it is to stay", s)
 	}
@@ -177,6 +189,7 @@ func (x *clocks) Out(s *Storage) {
 }
 
 func (x *clocks) In(s *Storage) {
+	x.note("in", s.ID, s.Device, s.Host)
 	x.work(In)
 	x.read(In, x.there(s), s.ID+1)
 	x.write(In, x.onDevice(s), s.ID+1)
@@ -185,6 +198,7 @@ func (x *clocks) In(s *Storage) {
 // ProvideMemory finds memory for a storage that is reloaded: memory that was returned, if
 // there is any, or other memory. Compute's work so far uses either.
 func (x *clocks) ProvideMemory(s *Storage) {
+	x.note("provide", s.ID)
 	if len(x.borrowed[s.ID]) > 0 && x.provided[s.ID] == 0 {
 		x.fail("memory is provided for %v, whose own is still there", s)
 	}
@@ -200,6 +214,7 @@ func (x *clocks) ProvideMemory(s *Storage) {
 
 // ReturnMemory lets the owner write something else to the oldest memory that is provided.
 func (x *clocks) ReturnMemory(s *Storage) {
+	x.note("return", s.ID)
 	if x.left[s.ID]++; x.left[s.ID] > 1+x.provided[s.ID] || !s.Borrowed {
 		x.fail("%v is let go more often than provided, or is not borrowed", s)
 		return

@@ -326,6 +326,7 @@ func (r *rig) watch() func(s *Storage, host, taken bool) {
 		if host {
 			at = s.Host
 		}
+		r.x.note("place", s.ID, host, taken, at)
 		was, has := places[k]
 		if has == taken || has && was != at {
 			r.x.fail("%v: at %d, host %v, taken %v, and it was at %d, %v", s, at, host, taken, was, has)
