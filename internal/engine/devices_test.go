@@ -94,11 +94,18 @@ func run(dev device.Device, c loopConfig, body func(l *loop, rng *rand.Rand) err
 // follow from it, are the same on every machine.
 func must(t *testing.T, c loopConfig, body func(l *loop, rng *rand.Rand) error) {
 	t.Helper()
+	mustOn(t, func(dev device.Device) device.Device { return dev }, c, body)
+}
+
+// mustOn is must on a device that is wrapped.
+func mustOn(t *testing.T, wrap func(device.Device) device.Device, c loopConfig, body func(l *loop, rng *rand.Rand) error) {
+	t.Helper()
 	c.work = cmp.Or(c.work, quick)
 	var err error
 	steady(t, func() {
 		dev, failed := cpuDevice()
 		if err = failed; err == nil {
+			dev = wrap(dev)
 			err = errors.Join(run(dev, c, body), dev.Close())
 		}
 	})

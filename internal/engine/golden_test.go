@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicelog"
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/memory"
@@ -115,7 +117,12 @@ func TestStepsStayGood(t *testing.T) {
 		d := &digest{}
 		x.Trace = d
 		fmt.Fprintf(&b, "%s\n", x.name)
-		must(t, x.loopConfig, func(l *loop, rng *rand.Rand) error {
+		var log *devicelog.Log
+		mustOn(t, func(dev device.Device) device.Device {
+			dev, log = devicelog.Wrap(dev)
+			log.Overlap = true
+			return dev
+		}, x.loopConfig, func(l *loop, rng *rand.Rand) error {
 			last := map[string]bool{}
 			for n := range 8 {
 				if l.extra = 0; n == 5 && l.Scopes == 0 && l.rt.limit() == 0 { // to solve twice takes long
@@ -124,7 +131,7 @@ func TestStepsStayGood(t *testing.T) {
 				if err := l.one(l.key(), rng); err != nil {
 					return err
 				}
-				fmt.Fprintf(&b, "  step %d: trace %08x, %d of the device\n", n, d.sum, l.dev.Memory().Kind[memory.Device].Current)
+				fmt.Fprintf(&b, "  step %d: trace %08x, %s, %d of the device\n", n, d.sum, log.Take(), l.dev.Memory().Kind[memory.Device].Current)
 				var now strings.Builder
 				l.state(&now)
 				lines := map[string]bool{}
