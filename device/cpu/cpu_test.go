@@ -235,16 +235,126 @@ func TestQueueIsBounded(t *testing.T) {
 	})
 }
 
+// Options are refused in a sentence that names what was asked for.
 func TestOpenRefuses(t *testing.T) {
-	for _, o := range []cpu.Options{
-		{Ordinal: -1},
-		{CopyThreads: -1},
-		{Capacity: [memory.Kinds]memory.Bytes{-1, 0}},
-		{Links: cpu.Links{Out: cpu.Link{BytesPerSecond: -1}}},
+	for want, o := range map[string]cpu.Options{
+		"Ordinal -3 is negative; number devices from zero":                                                       {Ordinal: -3},
+		"CopyThreads -2 is negative; give a positive number, or zero for one thread for each core":               {CopyThreads: -2},
+		"Capacity -7 B of device memory is negative; give a positive size, or zero for all that the machine has": {Capacity: [memory.Kinds]memory.Bytes{-7, 0}},
+		"Capacity -8 B of host memory is negative; give a positive size, or zero for all that the machine has":   {Capacity: [memory.Kinds]memory.Bytes{1, -8}},
+		"Links of -1 bytes a second and 0s has a negative figure; give positive figures, or zero for no limit":   {Links: cpu.Links{Out: cpu.Link{BytesPerSecond: -1}}},
+		"Links of 0 bytes a second and -1ns has a negative figure; give positive figures, or zero for no limit":  {Links: cpu.Links{Local: cpu.Link{Latency: -1}}},
+		"Links of -2 bytes a second and 1ns has a negative figure; give positive figures, or zero for no limit":  {Links: cpu.Links{In: cpu.Link{BytesPerSecond: -2, Latency: 1}}},
 	} {
-		if _, err := cpu.Open(o); err == nil {
-			t.Errorf("Open(%+v) succeeded", o)
+		if d, err := cpu.Open(o); d != nil || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Open(%+v): %v, want %s", o, err, want)
 		}
+	}
+	d := open(t, cpu.Options{Ordinal: 3, Capacity: [memory.Kinds]memory.Bytes{5, 6}})
+	if i := d.Info(); i.Ordinal != 3 || i.Name != "cpu:3" || i.Backend != "cpu" || i.Capacity != [memory.Kinds]memory.Bytes{5, 6} || i.Units < 1 {
+		t.Errorf("%+v", i)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := func() (p any) { defer func() { p = recover() }(); _ = d.Close(); return nil }(); err != "cpu: device closed twice" {
+		t.Error(err)
+	}
+}
+
+// A failed device makes nothing more: every call that may return an error returns the first.
+func TestNothingAfterAFailure(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	r, err := d.Reserve(memory.Device, 1000, "reserved")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Launch(device.NewLaunch(panics, 1, 1))
+	want := s.Sync()
+	for name, f := range map[string]func() error{
+		"Alloc": func() error { _, err := d.Alloc(memory.Host, 1, "late"); return err }, "Reserve": func() error { _, err := d.Reserve(memory.Device, 1, "late"); return err },
+		"Grow": func() error { return d.Grow(r, 10) }, "Backdrop": func() error { return d.Backdrop(r) },
+		"NewStream": func() error { _, err := d.NewStream("late"); return err }, "NewEvent": func() error { _, err := d.NewEvent(0); return err },
+		"Sync": d.Sync, "Download": func() error { return s.Download(nil, device.Range{Buf: r}) },
+	} {
+		if err := f(); err == nil || !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	if r.Size() != 0 {
+		t.Errorf("the buffer has %v", r.Size())
+	}
+	s.Free(r)
+	if err := d.Close(); !errors.Is(err, want) {
+		t.Error(err)
+	}
+}
+
+// Of two events the times count only if both were recorded and are done.
+func TestSinceNeedsBoth(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	var e [3]device.Event
+	for i := range e {
+		e[i], _ = d.NewEvent(device.Timing)
+	}
+	gate := make(chan struct{})
+	s.Record(e[0])
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	s.Host(func() { <-gate })
+	s.Record(e[1])
+	for _, x := range [][2]int{{0, 1}, {1, 0}, {1, 1}, {0, 2}, {2, 0}, {2, 2}, {1, 2}} {
+		if took, err := e[x[0]].Since(e[x[1]]); took != 0 || err == nil || !strings.Contains(err.Error(), "cpu:0: one of the two events is not done; synchronise with the later one first") {
+			t.Errorf("%d since %d: %v, %v", x[0], x[1], took, err)
+		}
+	}
+	close(gate)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if took, err := e[1].Since(e[0]); took <= 0 || err != nil {
+		t.Errorf("%v, %v", took, err)
+	}
+	s.Host(func() {})
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A launch in a graph keeps its kernel, its grid, its block and its shared memory.
+func TestUpdateKeepsTheShape(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	kernel, other := &device.Kernel{Name: "k", Go: func(*device.Launch) {}}, &device.Kernel{Name: "o", Go: func(*device.Launch) {}}
+	l := device.NewLaunch(kernel, 2, 32)
+	l.Slot, l.Shared = 4, 16
+	s.BeginCapture()
+	s.Launch(l)
+	g, err := s.EndCapture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Update(4, l); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*device.Launch){
+		"kernel": func(l *device.Launch) { l.Kernel = other }, "grid": func(l *device.Launch) { l.Grid[1] = 2 }, "block": func(l *device.Launch) { l.Block[0] = 64 },
+		"shared": func(l *device.Launch) { l.Shared = 17 },
+	} {
+		m := l
+		change(&m)
+		if err := g.Update(4, m); err == nil || err.Error() != "cpu:0: slot 4 holds kernel k; an update keeps the kernel and its shape, so capture again" {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
+	if err := g.Update(5, l); err == nil || err.Error() != "cpu:0: the graph has no launch with slot 5; set Launch.Slot during capture" {
+		t.Error(err)
+	}
+	if err := errors.Join(g.Close(), d.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

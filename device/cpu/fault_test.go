@@ -324,12 +324,18 @@ func TestUseAfterClose(t *testing.T) {
 	wantPanic(t, "closed stream gone", func() { gone.Replay(g) })
 	s.Replay(g)
 	s.Free(b)
+	r, err := d.Reserve(memory.Device, 100, "reserved")
+	if err != nil {
+		t.Fatal(err)
+	}
 	soon(t, "a graph that a closed stream could not replay", func() {
-		if err := d.Close(); err != nil {
+		if err := d.Close(); err != nil { // what has no bytes need not be freed
 			t.Error(err)
 		}
 	})
 	for _, use := range []func(){
+		func() { _ = d.Grow(r, 1) },
+		func() { _ = d.Backdrop(r) },
 		func() { _, _ = d.Alloc(memory.Device, 1, "late") },
 		func() { _, _ = d.Reserve(memory.Device, 1, "late") },
 		func() { _, _ = d.NewEvent(0) },
