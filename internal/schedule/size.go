@@ -82,7 +82,7 @@ func DefaultLowWater() LowWater { return LowWater{Margin: 0.02, Headroom: 0.048}
 // Next returns the size of the pool for the next step.
 func (l LowWater) Next(seen Seen) Pages {
 	low := seen.Capacity - seen.Demand
-	if float64(low) >= l.Margin*float64(seen.Capacity) && low >= 0 {
+	if float64(low) >= l.Margin*float64(seen.Capacity) {
 		return seen.Capacity
 	}
 	// This rounds down: a pool of a few pages gets no more, because one page would exceed
