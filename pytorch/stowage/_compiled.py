@@ -18,8 +18,8 @@ import torch
 
 from ._errors import Error
 
-# Values of activation_memory_budget that are tried.
-BUDGETS = (0.7, 0.5)
+# Values of activation_memory_budget that are tried, until one drops enough for all blocks, and one more.
+BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 
 def call_of(module: torch.nn.Module) -> Any:

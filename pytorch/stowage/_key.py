@@ -12,10 +12,9 @@ from ._ranks import Facts
 # In the first steps of a stage, so many, the measured peak changes the plan.
 REFINED = 3
 
-# Plans leave this part of the budget, because no two steps are quite alike. Plans that compile blocks again leave STEADY
+# Plans leave this part of the budget, because no two steps are quite alike. Plans that compile blocks again leave nothing
 # once two steps held the same: what compiled blocks save is known to the byte.
 SLACK = 128
-STEADY = 512
 
 # Once steps were measured, plans that offload leave this part for copies that are late.
 LATE = 64
@@ -43,6 +42,7 @@ class Key:
         self.base = 0  # bytes that are held when a step begins, that the limit goes with
         self.watched = 0  # steps of a settled plan whose peak is read
         self.largest = 0  # bytes that one call of a unit saves
+        self.in_compiled = 0  # bytes that compiled blocks save beside what they are given, in the last recorded step
         self.most = 0  # bytes that the last recorded step held beyond its base, if everything is kept
         self.plan: Optional[Plan] = None
         self.last_resort = False  # it recomputes everything that it can, and forecasts say that this is too little
@@ -94,7 +94,7 @@ class Key:
             return room if self.stage == "recompute" else max(min(room // 2, max(self.flat, self.kept) - size // LATE - self.limit), 0)
         steady = peak == self.before and not self.over and any(c.budget for c in plan.choices.values())
         if self.stage == "recompute" and self.steps > REFINED and steady and not self.squeezed:
-            return max(size - peak - size // STEADY, 0)
+            return size - peak
         return 0
 
     def fits(self, less: int, units: Mapping[str, Tuple[Optional[bool], Optional[bool]]]) -> FrozenSet[Tuple[str, int, str]]:

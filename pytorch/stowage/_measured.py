@@ -119,6 +119,7 @@ class Blocks:
         self._whole, self._lean = self._shortest()
         self._shares = self._shares_of_kinds()
         self._smaller = {b: self._compiled_smaller(b) for b in profile.smaller}
+        self._drops = {b: self._dropped_smaller(b) for b in profile.smaller}
         for u in {call.unit for call in profile.calls if call.unit.compiled}:
             self._lean[u] = self._smaller.get(budget, {}).get(u.kind, (0.0, 0))[1]
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
@@ -321,6 +322,17 @@ class Blocks:
                     table[kind] = min(self._took(*stamps), table.get(kind, self._took(*stamps)))
         return {kind: (share, max(after[kind] - before[kind], 1)) for kind, share in shares.items()}
 
+    def _saves(self, call: Call) -> int:
+        return sum({e.storage: e.bytes for e in (c.entries[i] for c, i in call.all)}.values())
+
+    def _dropped_smaller(self, budget: float) -> Dict[Tuple[type, int], int]:
+        """Returns the bytes that compiled blocks save no longer, by kind and by what a call saves."""
+        drops: Dict[Tuple[type, int], int] = {}
+        for call, s in self._profile.smaller[budget].items():
+            alike = call.unit.kind, self._saves(call)
+            drops[alike] = min(s.dropped, drops.get(alike, s.dropped))
+        return drops
+
     def _again_smaller(self, u: Unit) -> List[Choice]:
         """Returns the choices that compile a block again."""
         return [Choice(True, budget=b) for b, of in self._smaller.items() if u.compiled and of.get(u.kind, (0.0, 0))[0] > 0]
@@ -364,7 +376,8 @@ class Blocks:
         rest -= inputs
         smaller: Dict[float, int] = {}
         if call.unit.compiled:  # which has no cheap parts of its own
-            smaller = {b: int(of[call.unit.kind][0] * rest) for b, of in self._smaller.items() if call.unit.kind in of and call.unit.whole is not False}
+            alike = call.unit.kind, self._saves(call)
+            smaller = {b: min(self._drops[b].get(alike, int(of[call.unit.kind][0] * rest)), rest) for b, of in self._smaller.items() if call.unit.kind in of and call.unit.whole is not False}
             lean = smaller.get(self._budget, 0)
             rest -= lean
             by_kind = {"": lean}

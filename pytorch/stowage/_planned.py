@@ -165,7 +165,8 @@ class Planner:
         budgets = BUDGETS if self._is_tight(known) and any(u.compiled for u in self.units.list) else ()
         if budgets:
             allow_more_graphs()
-        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None, budgets, self._exact)
+        enough = (known.most + self._budget.held_now() - self._budget.size) / max(known.in_compiled, 1)
+        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None, budgets, self._exact, enough)
         self.units.wrap_all()
         rt._now = Recording(step, profile)
         return profile
@@ -189,7 +190,7 @@ class Planner:
             self._end(key, known, Facts(key, None, by_library=True))
             return
         known.largest, known.profile = profile.largest(), profile
-        known.most, known.base = max(profile.needs, default=0), self._budget.base
+        known.most, known.base, known.in_compiled = max(profile.needs, default=0), self._budget.base, profile.in_compiled()
         self._not_smaller.update((f"{kind.__name__} is not compiled with activation_memory_budget={b:g}", why) for (kind, b), why in profile.not_smaller.items())
         # What the library does not count is part of the plan, and of everything else if that is
         # measured.
@@ -502,12 +503,16 @@ class Planner:
         assert known.plan is not None
         plan: Plan = known.plan
         known.times = []
-        known.squeezed = known.squeezed or mine.change > 0 and known.steps > REFINED
+        squeezed = mine.change > 0 and known.steps > REFINED
+        known.squeezed = known.squeezed or squeezed
 
         def less() -> Plan:
             m = self._division(known, plan)
             known.retime()
-            return plan if m is None else m.relaxed(plan, mine.change)
+            if m is None:
+                return plan
+            relaxed = m.relaxed(plan, mine.change)
+            return m.mixed(relaxed, min(m.most_counted(plan.choices) + mine.change, self._budget.size - known.base)) if squeezed else relaxed
 
         solved = self._attempt(less)
         if any(self.ranks.gather(solved[0] is not plan)):

@@ -192,13 +192,14 @@ def fits(need: int, room: int) -> bool:
 class Profile:
     """What is recorded of one step."""
 
-    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None, budgets: Sequence[float] = (), exact: bool = True) -> None:
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None, budgets: Sequence[float] = (), exact: bool = True, enough: float = 1.0) -> None:
         self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
         # What is tried: calls for which there is room, or exactly those on which ranks agreed.
         self.agreed = agreed
         self.rooms: Dict[Tuple[str, int], Tuple[int, int, int]] = {}  # by call: the bytes it needs, the room there was, and the bytes that had to come back
-        # Compiled blocks are compiled again with these budgets. Other bits are refused if exact.
-        self.budgets, self.exact = budgets, exact
+        # Compiled blocks are compiled again with these budgets, until they drop enough, a share of what they save. Other
+        # bits are refused if exact.
+        self.budgets, self.exact, self.enough = budgets, exact, enough
         self.smaller: Dict[float, Dict[Call, Smaller]] = {b: {} for b in budgets}
         self.not_smaller: Dict[Tuple[type, float], str] = {}  # by kind and budget: why not
         self.holder: Holder = step
@@ -251,6 +252,11 @@ class Profile:
     def largest(self) -> int:
         """Returns the most bytes that one call saves, with those that it saves twice counted twice."""
         return max((sum(c.entries[i].bytes for c, i in call.all) for call in self.calls), default=0)
+
+    def in_compiled(self) -> int:
+        """Returns the bytes that compiled blocks save beside what they are given."""
+        given = {s for call in self.calls for s in call.inputs}
+        return sum(self.bytes[s] for s, call in self.first.items() if call is not None and call.unit.compiled and s not in given)
 
     def most_outside(self) -> int:
         """Returns the most bytes that are saved outside of units at once."""

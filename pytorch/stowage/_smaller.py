@@ -7,6 +7,7 @@ begins: with the inputs and the random numbers of the block, and with any gradie
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import torch
@@ -28,25 +29,31 @@ ROUNDING = 1 / 16
 
 
 class Smaller(NamedTuple):
-    """What a compiled block gives if it is compiled with a smaller budget: the share of what it
-    saves that it saves no longer, and stamps at both ends of both its passes, before and with
-    the budget."""
+    """What a compiled block gives if it is compiled with a smaller budget: the bytes that it saves
+    and those that it then saves no longer, and stamps at both ends of both its passes, before and
+    with the budget."""
 
-    share: float
+    saved: int
+    dropped: int
     before: Tuple[int, int]
     after: Tuple[int, int]
+
+    @property
+    def share(self) -> float:
+        return self.dropped / self.saved if self.saved else 0.0
 
 
 def compare(profile: Any, call: Any) -> None:
     """Runs both passes of a compiled block as it is and as it is compiled with smaller
-    budgets. A budget that fails or makes other bits is refused for its kind."""
+    budgets, until one of them and the next drop enough. A budget that fails or makes other bits is refused
+    for its kind, and so are those below it."""
     unit, forward = call.unit, call.again[0]
-    budgets = [b for b in profile.budgets if (unit.kind, b) not in profile.not_smaller]
+    budgets = list(itertools.takewhile(lambda b: (unit.kind, b) not in profile.not_smaller, profile.budgets))
     if not budgets or not call.all:
         return
     why = side_effects(unit.module)
     if why:
-        profile.not_smaller.update(((unit.kind, b), why) for b in budgets)
+        profile.not_smaller[unit.kind, budgets[0]] = why
         return
     try:
         want, n, _ = both_passes(profile, call, forward)
@@ -54,11 +61,14 @@ def compare(profile: Any, call: Any) -> None:
     except OutOfMemory:
         raise
     except Exception as e:
-        profile.not_smaller.update(((unit.kind, b), sentence(e)) for b in budgets)
+        profile.not_smaller[unit.kind, budgets[0]] = sentence(e)
         return
     repeats = [same(*pair) for pair in zip(_all(want), _all(again))]
     del again
+    enough = 0
     for b in budgets:
+        if enough > 1:
+            break
         try:
             if b not in unit.smaller:
                 unit.smaller[b] = with_budget(forward, b)
@@ -72,11 +82,13 @@ def compare(profile: Any, call: Any) -> None:
                 raise Error("it makes other bits; exact=False allows that")
             del got
             _, _, after = both_passes(profile, call, unit.smaller[b])
-            profile.smaller[b][call] = Smaller(max(1 - m / n, 0) if n else 0, before, after)
+            made = profile.smaller[b][call] = Smaller(n, max(n - m, 0), before, after)
+            enough += made.share >= profile.enough
         except OutOfMemory:
             raise
         except Exception as e:
             profile.not_smaller[unit.kind, b] = sentence(e)
+            break
 
 
 def side_effects(module: torch.nn.Module) -> str:
@@ -90,7 +102,7 @@ def side_effects(module: torch.nn.Module) -> str:
 
 def both_passes(profile: Any, call: Any, forward: Callable[..., Any]) -> Tuple[Tuple[List[torch.Tensor], List[torch.Tensor]], int, Tuple[int, int]]:
     """Runs a forward and a backward pass with the inputs of a call and any gradients. Returns
-    outputs and gradients, the bytes that were saved beside weights and inputs, and stamps."""
+    outputs and gradients, the bytes that were saved beside weights, inputs and outputs, and stamps."""
     args, kwargs = call.again[1].again()
     given = [x for x in _pytree.tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
     leaves = [x for x in [*given, *call.unit.module.parameters()] if x.requires_grad]
@@ -115,6 +127,8 @@ def both_passes(profile: Any, call: Any, forward: Callable[..., Any]) -> Tuple[T
             with hooks(pack, IN_PLACE.unpack):
                 out = forward(*args, **kwargs)
             made = [t for t in _pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+            for t in made:
+                saved.pop(storage_of(t)._cdata, None)  # it stays for the next block
             any_numbers = torch.Generator(profile.device).manual_seed(0)
             with torch.autocast(profile.device.type, enabled=False):
                 back = [torch.randn(t.shape, generator=any_numbers, device=t.device).to(t.dtype) for t in made]

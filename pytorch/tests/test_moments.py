@@ -19,7 +19,6 @@ from stowage._errors import TooSmall
 from stowage._key import Key
 from stowage._measured import HOOK_LEAN, HOOK_WHOLE, Choice
 from stowage._plan import Plan, agree, best
-from stowage._key import STEADY
 from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
 from stowage._ranks import Facts
 from torch import nn
@@ -380,14 +379,14 @@ class Refined(unittest.TestCase):
             self.assertEqual(0, known.change(size, size // 2, planner._budget.measures))
 
     def test_steps_that_hold_the_same(self):
-        """Plans that compile blocks again then leave less of the budget, once."""
+        """Plans that compile blocks again then leave nothing of the budget, once."""
         with runtime("budget", budget="1GiB") as rt:
             model = stack(Block, 4)
             rt.attach(model)
             train(model, one_pass, RECORDED, rt)
             known, size = rt._planner.keys[""], 1 << 30
             peak = size - size // SLACK - 1
-            again, left = Choice(True, budget=0.7), size - peak - size // STEADY
+            again, left = Choice(True, budget=0.7), size - peak
             for asked, (choice, before, more) in enumerate(((Choice(True), peak, 0), (again, peak - 1, 0), (again, peak, left), (again, peak, left), (again, peak, 0))):
                 known.stage, known.steps, known.other, known.before = "recompute", REFINED + 1, None, before
                 known.plan.choices.update(dict.fromkeys(rt._planner.units.list, choice))
