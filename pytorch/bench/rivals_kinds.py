@@ -453,4 +453,5 @@ class Stowed(Patched):
         if self.rt is not None:
             self.rt.close()
             self.rt = None
+        self.model = self.blocks = None  # which keep tensors of their last step
         self.bench.forget()
