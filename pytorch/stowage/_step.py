@@ -4,10 +4,11 @@ library, and back when autograd asks for it. _record.py documents the life cycle
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import threading
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
 
@@ -43,8 +44,11 @@ class InGroup:
 
 
 def first_made(out: Any) -> Optional[torch.Tensor]:
-    """Returns the first tensor of a result that has a backward pass."""
-    return next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+    """Returns the first tensor of a result that has a backward pass: in containers of any class, data classes too."""
+    if isinstance(out, torch.Tensor):
+        return out if out.grad_fn is not None else None
+    inside = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else vars(out).values() if dataclasses.is_dataclass(out) else ()
+    return next((t for t in map(first_made, inside) if t is not None), None)
 
 
 class Ticket:

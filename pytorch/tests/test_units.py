@@ -1,11 +1,14 @@
 """Blocks and cheap modules of models, found without being named. SPEC S8.6."""
 
+import collections
+import dataclasses
 import types
 import unittest
 
 from blocks import Attention, Block, Layer, Stack, stack
 from common import runtime, stowage, torch
 from stowage import _units
+from stowage._step import first_made
 from torch import nn
 
 
@@ -80,6 +83,11 @@ class Blocks(unittest.TestCase):
         for part in ({"experts": nn.ModuleList(Block() for _ in range(4))}, {"heads": nn.ModuleList(Block() for _ in range(3)), "up": nn.Linear(8, 800)}, {"body": nn.Sequential(Block(), Block())}):
             model = Outer(layers=nn.ModuleList(Moe(mlp=Tower(**part)) for _ in range(2)))
             self.assertEqual(["layers.0", "layers.1"], self.found(model))
+
+    def test_recurrent_modules(self):
+        """They have no modules inside and are many operators all the same."""
+        for make in (nn.LSTM, nn.GRUCell):
+            self.assertEqual(["0", "1"], self.found(nn.ModuleList(make(4, 4) for _ in range(2))))
 
     def test_shared_modules_count_once(self):
         one = Block()
@@ -221,6 +229,24 @@ class Keep(unittest.TestCase):
         with self.assertRaisesRegex(stowage.Error, "attach: expected an optimiser, got str"):
             with runtime("budget") as rt:
                 rt.attach(nn.Linear(1, 1), optimizer="adam")
+
+
+class Results(unittest.TestCase):
+    def test_first_tensor_with_a_backward_pass(self):
+        t, other = torch.ones(2, requires_grad=True) * 2, torch.ones(2)
+
+        class Output(collections.OrderedDict):
+            pass
+
+        @dataclasses.dataclass
+        class Data:
+            n: int
+            x: object
+
+        for out in (t, (other, t), [None, {"a": other, "b": (t,)}], Output(a=3, b=t), Data(3, [other, t]), {"a": Data(1, None), "b": Data(2, t)}):
+            self.assertIs(t, first_made(out))
+        for out in (None, 3, other, [other], Data(3, other), object()):
+            self.assertIsNone(first_made(out))
 
 
 class Uncounted(unittest.TestCase):
