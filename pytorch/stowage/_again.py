@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from ._errors import Error
 from ._record import Kept, modified, storage_of, version_of
-from ._units import Uncounted
+from ._units import Uncounted, modules
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 _strided = torch.strided
@@ -174,9 +174,8 @@ class Random:
         return bool(torch.equal(self.cpu, other.cpu)) and (self.gpu is None or other.gpu is None or bool(torch.equal(self.gpu, other.gpu)))
 
 
-# The shape and the type of what a forward pass saved, and the version of the weight that it
-# is, or is a cast of.
-Shape = Tuple[torch.Size, torch.dtype, int]
+# The shape and the type of what a forward pass saved.
+Shape = Tuple[torch.Size, torch.dtype]
 
 
 def cast_weight(t: torch.Tensor) -> Any:
@@ -185,14 +184,6 @@ def cast_weight(t: torch.Tensor) -> Any:
     if base is None or base.grad_fn is None or base.grad_fn.name() != "ToCopyBackward0":
         return None
     return getattr(base.grad_fn.next_functions[0][0], "variable", None)
-
-
-def shape(t: torch.Tensor) -> Shape:
-    base = t._base if t._is_view() else t
-    if base is not None and base.grad_fn is not None and base.grad_fn.name() == "ToCopyBackward0":
-        base = cast_weight(t)
-    weight = base is not None and base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter)
-    return (t.shape, t.dtype, version_of(base) if weight and base is not None else -1)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -228,22 +219,19 @@ class Inputs:
         return leaves[:first], dict(zip(self._names, leaves[first:]))
 
 
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None, each: Optional[Callable[[torch.Tensor], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, each: Optional[Callable[[torch.Tensor], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
     if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor."""
     saved: List[torch.Tensor] = []
 
-    def pack(t: torch.Tensor) -> int:
+    def pack(t: torch.Tensor) -> None:
         if each is not None:
             each(t)
         if need == 0:
-            return 0
-        if shapes is not None:
-            shapes.append(shape(t))
+            return
         saved.append(t if t.is_leaf else t.detach())
-        if len(saved) == need and STOPS:
+        if STOPS and len(saved) == need:
             raise _Stop
-        return len(saved) - 1
 
     out = None
     state.again += 1
@@ -270,20 +258,26 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "values", "timed", "holder", "first", "__weakref__")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0) -> None:
         self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
+        self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self.values: Dict[int, torch.Tensor] = {}
 
     def pack(self, t: torch.Tensor) -> Any:
-        if self.first and len(self.shapes) == self.first:
+        i = len(self.shapes)
+        if i and i == self.first:
             return self.holder.pack(t)
-        self.shapes.append(shape(t))
-        return len(self.shapes) - 1
+        self.shapes.append((t.shape, t.dtype))
+        return i
+
+    def end(self) -> None:
+        """Ends the forward pass: weights must not change until the second one."""
+        self.weights = [(p, version_of(p)) for m in modules(self.module) for p in m._parameters.values() if p is not None]
 
     def unpack(self, i: Any) -> torch.Tensor:
         if type(i) is not int:
@@ -298,27 +292,26 @@ class Whole:
         return t
 
     def run(self) -> None:
+        for p, version in self.weights:
+            if version_of(p) != version:
+                raise Error(modified(p.dtype, p.shape, version, p._version))
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
         self.random.set()
         try:
             with self.around.again():
-                shapes: List[Shape] = []
-                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), shapes)
+                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
         finally:
             now.set()
         if self.first and not STOPS:
-            del saved[self.first :], shapes[self.first :]
-        check(self.module, self.shapes, shapes)
+            del saved[self.first :]
+        check(self.module, self.shapes, [(t.shape, t.dtype) for t in saved])
         self.values = dict(enumerate(saved))
 
 
 def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) -> None:
     """Raises an error if a second forward pass saved other things than the first."""
-    for (size, dtype, before), (_, _, now) in zip(want, got):
-        if before >= 0 and now > before:
-            raise Error(modified(dtype, size, before, now))
-    if len(got) != len(want) or any(g[:2] != w[:2] for g, w in zip(got, want)):
+    if want != got:
         raise Error(
             f"{type(module).__name__} saved {len(want)} tensors and other ones when it was run again, so it cannot be recomputed; "
             "it may depend on something besides its arguments and PyTorch's random numbers: give keep=[its name] to attach()"
@@ -329,7 +322,7 @@ class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
     there is a recipe for its input, the input is not held, and the call is of its kind."""
 
-    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y")
+    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y", "uses")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
         self.module, self.forward, self.holder, self.before = module, forward, holder, before
@@ -343,6 +336,7 @@ class Small:
         self.last = 0  # how many it saves
         self.values: Dict[int, torch.Tensor] = {}
         self.y: Optional[torch.Tensor] = None
+        self.uses = 0  # of its result, that are to come
 
     def pack(self, t: torch.Tensor) -> Any:
         i = self.last
@@ -359,11 +353,12 @@ class Small:
 
     def unpack(self, h: Any) -> torch.Tensor:
         if type(h) is int:
-            t = self.values.get(h)
+            t = self.values.pop(h, None)
             if t is None:
                 timed = self.holder.timed if type(self.holder) is Lean else None
                 self.run() if timed is None else timed(self.kind, self.run)
-                t = self.values[h]
+                t = self.values.pop(h)
+                self.used(0)
             return t
         if type(h) is _View:
             return h.of(self.input())
@@ -385,6 +380,12 @@ class Small:
         assert self.y is not None
         return self.y
 
+    def used(self, n: int = 1) -> None:
+        """Notes that the result was used, and frees it if it was for the last time: autograd would do so."""
+        self.uses -= n
+        if self.uses <= 0:
+            self.y = None
+
     def run(self) -> None:
         x = self.input().detach()
         with self.around.again(), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
@@ -398,7 +399,7 @@ class Small:
                 return
             x.requires_grad_(self.grad)
             saved, y = collect(self.forward, self.module, (x,), {}, -1)
-        check(self.module, [(x.shape, x.dtype, -1)] * self.last, [(x.shape, x.dtype, -1)] * len(saved))
+        check(self.module, [(x.shape, x.dtype)] * self.last, [(x.shape, x.dtype)] * len(saved))
         self.values = {i: saved[i] for i in self.dropped}
         self.y = y.detach()
 
@@ -461,10 +462,13 @@ _repeat: Dict[str, Callable[[Any], torch.Tensor]] = {"GeluBackward0": _gelu, "Si
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
-    __slots__ = ("kind", "make", "base", "dtype", "size", "stride", "offset")
+    __slots__ = ("kind", "make", "small", "base", "dtype", "size", "stride", "offset")
 
     def __init__(self, kind: str, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
         self.kind, self.make = kind, make
+        while isinstance(make, functools.partial):  # of what is made before, if anything
+            make = next((x for x in make.args if callable(x)), make.func)
+        self.small = getattr(make, "__self__", None)  # whose result it needs
         # A second result has the strides that an operator gives it; those of the first must be them.
         self.base = (base.dtype, base.size(), base.stride(), base.storage_offset())
         self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
@@ -577,13 +581,18 @@ class Lean:
         if t.numel() * t.element_size() >= self.least:
             r = recipe(t, self.made, self.refused)
             if r is not None:
+                if r.small is not None:
+                    r.small.uses += 1
                 return r
         return self.holder.pack(t)
 
     def unpack(self, h: Any) -> torch.Tensor:
         if type(h) is not Recipe:
             return self.holder.unpack(h)
-        return h.value() if self.timed is None else self.timed(h.kind, h.value)
+        t: torch.Tensor = h.value() if self.timed is None else self.timed(h.kind, h.value)
+        if h.small is not None:
+            h.small.used()
+        return t
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
@@ -597,6 +606,8 @@ class Lean:
             if type(y) is torch.Tensor and y.grad_fn is not None:
                 self.made[y.grad_fn] = None
             return y
+        if before is not None and before.small is not None:
+            before.small.uses += 1  # whenever this one runs
         small, version = Small(module, forward, x, self, self.least, before), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)

@@ -291,9 +291,11 @@ class Following:
         before, state.lean = state.lean, None
         try:
             with hooks(call.pack, call.unpack):
-                return forward(*args, **kwargs)
+                out = forward(*args, **kwargs)
         finally:
             state.lean = before
+        call.end()
+        return out
 
     def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused, None if self.passes is None else self.passes.cheap(u))

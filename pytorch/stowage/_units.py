@@ -33,7 +33,8 @@ def has_matrix(module: torch.nn.Module) -> bool:
 
 
 def is_leaf(module: torch.nn.Module) -> bool:
-    return next(module.children(), None) is None
+    """Reports whether a module is one operator, or nearly so. Recurrent ones are many."""
+    return next(module.children(), None) is None and not isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase))
 
 
 def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
@@ -195,6 +196,19 @@ class Attributes:
 _counting = torch.nn.modules.batchnorm._NormBase
 
 
+def modules(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Returns a module and those below, in any order. module.modules() takes ten times as long, and this is for every
+    second pass."""
+    seen, todo = {module}, [module]
+    while todo:
+        m = todo.pop()
+        yield m
+        for child in m._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                todo.append(child)
+
+
 class Uncounted:
     """Gives batch norms copies of their running means for a while, so that a second forward
     pass does not count in them twice."""
@@ -202,16 +216,7 @@ class Uncounted:
     __slots__ = ("_held",)
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._held: List[Any] = []
-        seen, todo = {module}, [module]
-        while todo:  # module.modules() takes ten times as long, and this is for every second pass
-            m = todo.pop()
-            if m._buffers and isinstance(m, _counting):
-                self._held.append((m._buffers, dict(m._buffers)))
-            for child in m._modules.values():
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    todo.append(child)
+        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in modules(module) if m._buffers and isinstance(m, _counting)]
 
     def __enter__(self) -> None:
         for now, before in self._held:

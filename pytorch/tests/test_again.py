@@ -149,6 +149,22 @@ class Sorts(Planned):
                         self.assertEqual(sizes, part.kinds)
                         self.assertEqual(sum(n for kind, n in sizes.items() if kind not in kept), part.dropped(known.plan.choices[part.unit]))
 
+    def test_results_are_freed(self):
+        """A result that is made again is there as long as it is needed, and not until the block is over."""
+        for make in (nn.GELU, nn.Sigmoid, lambda: nn.LayerNorm(8)):
+            act, runs, lean = make(), [], _again.Lean(_again.IN_PLACE, 1)
+            forward = lambda x: runs.append(1) or act.forward(x)
+            x, w = (torch.randn(3, 8, requires_grad=True) for _ in range(2))
+            with _again.hooks(lean.pack, lean.unpack):
+                y = lean.call(act, forward, x * 1)
+                loss = (y * w).sum() + (y * w.exp()).sum()
+            small = lean.made[y.grad_fn]
+            loss.backward(retain_graph=True)
+            self.assertEqual(([1, 1], None, {}), (runs, small.y, small.values))
+            want = x.grad.clone()
+            loss.backward()
+            self.assertTrue(torch.equal(2 * want, x.grad))
+
     def test_merged(self):
         model = stack(Block)
         for shares, wanted in (({"LayerNorm": 0.34, "GELU": 0.66}, [{"LayerNorm", "GELU"}]), ({"LayerNorm": 0.1, "GELU": 0.9}, [{"LayerNorm"}, {"GELU"}]), ({}, [{"LayerNorm", "GELU"}])):
