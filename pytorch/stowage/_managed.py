@@ -106,6 +106,11 @@ class Units:
             if u.parent is None:
                 self.cheap += _units.cheap(m)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no block but one with its parts, which is one only if it is called again and again."""
+        return sum(u.parent is None for u in self.list) == 1
+
     def forget(self, model: Optional[torch.nn.Module]) -> None:
         self.unwrap()
         inside = set(model.modules()) if model is not None else set()

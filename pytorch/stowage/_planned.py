@@ -186,7 +186,7 @@ class Planner:
     def learn(self, key: str, known: Key, step: Step, profile: Profile) -> None:
         """Learns from a recorded step."""
         profile.close()
-        if step.used_rows or not profile.calls:
+        if step.used_rows or not profile.calls or self.units.is_alone and not profile.repeats():
             self._end(key, known, Facts(key, None, by_library=True))
             return
         known.largest, known.profile = profile.largest(), profile

@@ -436,6 +436,18 @@ class Profile:
             all[e.storage] = e.bytes, type(held) is Handle and held.record.memory is None
         return sum(n for n, _ in all.values()), sum(n for n, away in all.values() if away)
 
+    def repeats(self) -> bool:
+        """Reports whether a unit is called again before its backward pass."""
+        saved: Set[Unit] = set()
+        for kind, what, _ in self.ops:
+            if kind == "save":
+                if what.unit in saved:
+                    return True
+                saved.add(what.unit)
+            elif kind == "load":
+                saved.discard(what.unit)
+        return False
+
     def second(self, call: Call, keep: bool = True, each: Optional[Callable[[torch.Tensor], Any]] = None) -> List[torch.Tensor]:
         forward, inputs = call.again
         args, kwargs = inputs.again()

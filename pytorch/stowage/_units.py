@@ -20,6 +20,9 @@ from ._compiled import is_compiled, kind
 # With fewer blocks than this, the parts of blocks are blocks themselves.
 FEW = 16
 
+# A model is in one of its modules if that has at least this part of its weights, tables left out.
+NEARLY = 0.9
+
 # A module that has so many modules of one class in lists is not one block.
 MANY = 3
 
@@ -39,7 +42,7 @@ def is_leaf(module: torch.nn.Module) -> bool:
 
 def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
     """Returns the blocks of a model, in the order in which they were added to it."""
-    found = list(_repeated(model))
+    found = list(_repeated(model)) or alone(model)
     if not found or len(found) >= FEW:
         return found
     out: List[torch.nn.Module] = []
@@ -70,6 +73,23 @@ def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from walk(child, False)
 
     return walk(model, True)
+
+
+def alone(model: torch.nn.Module) -> List[torch.nn.Module]:
+    """Returns the innermost module that has nearly all of a model, if any. It may be a layer that is called again and
+    again, and is a block then."""
+
+    def size(m: torch.nn.Module) -> int:
+        tables = {p for t in m.modules() if isinstance(t, torch.nn.Embedding) for p in t.parameters()}
+        return sum(p.numel() for p in m.parameters() if p not in tables)
+
+    found: List[torch.nn.Module] = []
+    least, todo = size(model) * NEARLY, [*model.children()] if not is_compiled(model) else []
+    while todo:
+        m = todo.pop()
+        if not is_leaf(m) and not is_compiled(m) and 0 < least <= size(m):
+            found, todo = [m] if _is_called(m) else found, [*m.children()]
+    return found
 
 
 def hidden(model: torch.nn.Module) -> List[torch.nn.Module]:

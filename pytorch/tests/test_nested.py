@@ -183,6 +183,31 @@ class Nested(Planned):
 
         self.every_plan(stack(), step, steps=8)
 
+    def test_one_layer_that_is_called_again_and_again(self):
+        """It is a block then, and otherwise the library plans alone."""
+
+        class Model(nn.Module):
+            def __init__(self, times):
+                super().__init__()
+                self.layer, self.last, self.times = Layer(), nn.Linear(8, 1), times
+
+            def forward(self, x):
+                for _ in range(self.times):
+                    x = self.layer(x)
+                return self.last(x)
+
+        def microbatches(model, i):
+            return [one_pass(model, i) for _ in range(2)]
+
+        for times, step in ((4, one_pass), (1, one_pass), (1, microbatches)):
+            torch.manual_seed(1)
+            model = Model(times)
+            want = train(model, step, SETTLED + 1)
+            with self.subTest(times=times), planned(model) as rt:
+                self.compare(want, train(model, step, SETTLED + 1, rt))
+                self.assertEqual(times == 1, rt._planner.keys[""].by_library)
+                self.assertEqual({"layer": "recompute"} if times > 1 else {}, choices(rt) if times > 1 else {})
+
     def test_frozen_blocks(self):
         model = stack(Layer, 3)
         model.first.requires_grad_(False)

@@ -84,6 +84,11 @@ class Blocks(unittest.TestCase):
             model = Outer(layers=nn.ModuleList(Moe(mlp=Tower(**part)) for _ in range(2)))
             self.assertEqual(["layers.0", "layers.1"], self.found(model))
 
+    def test_one_layer(self):
+        """It may be called again and again."""
+        self.assertEqual(["encoder.groups.0", "encoder.groups.0.attention", "encoder.groups.0.mlp"], self.found(Outer(tokens=nn.Embedding(1000, 8), encoder=Outer(groups=nn.ModuleList([Layer()])), head=nn.Linear(8, 2))))
+        self.assertEqual([], self.found(Outer(layer=Layer(), other=nn.Linear(8, 80))))
+
     def test_recurrent_modules(self):
         """They have no modules inside and are many operators all the same."""
         for make in (nn.LSTM, nn.GRUCell):
