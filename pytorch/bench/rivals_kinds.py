@@ -281,8 +281,8 @@ def reentrant(forward):
     passed by position: others would get no gradients."""
 
     def run(*args, **kwargs):
-        call = lambda *all: forward(*all[: len(args)], **dict(zip(kwargs, all[len(args) :])))
-        return checkpoint(call, *args, *kwargs.values(), use_reentrant=True)
+        n, names = len(args), tuple(kwargs)  # the graph holds the function: it must hold no tensors
+        return checkpoint(lambda *all: forward(*all[:n], **dict(zip(names, all[n:]))), *args, *kwargs.values(), use_reentrant=True)
 
     return run
 

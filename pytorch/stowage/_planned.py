@@ -363,8 +363,8 @@ class Planner:
         self._end(key, known, Facts(key, None, learnt=True, change=known.change(self._budget.size, peak, self._budget.measures), lacks=known.lacks, seconds=seconds))
 
     def _rebase(self, key: str, known: Key) -> None:
-        """Makes another plan if more is held between steps than when the plan was made: the
-        state of an optimiser, gradients that stay. Several ranks notice it by their peaks."""
+        """Makes another plan if more is held between steps than when the plan was made, and steps under it did not
+        leave as much: the state of an optimiser, gradients that stay. Several ranks notice it by their peaks."""
         if self.ranks.several or known.plan is None:
             return
         grown = self._budget.held_now() - known.base
@@ -373,6 +373,8 @@ class Planner:
         known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
         known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)
         known.flat, known.kept = known.flat - grown, max(known.kept - grown, 0)
+        if known.stage == "settled" and self._budget.measures and not known.plan.offloads and known.peak and known.peak + grown <= self._budget.size - self._budget.size // SLACK:
+            return  # the last step left enough for it
         known.stage = "settled" if known.stage == "compare" else known.stage
         offload = known.stage == "offload" or known.plan.offloads
         if not self._adopt(key, known, self._solve(known, offload), needed=offload):

@@ -8,7 +8,7 @@ from unittest import mock
 
 from blocks import PLANS, Block, Compared, Layer, Stack, any_plan, choices, force, one_pass, planned, refused, stack, train
 from common import DEVICE, runtime, stowage, torch
-from stowage._planned import RECORDED
+from stowage._planned import RECORDED, SLACK
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import CASES, Cube
@@ -132,6 +132,25 @@ class Bases(unittest.TestCase):
                 with mock.patch.object(rt._budget, "held_now", lambda: base + grown):
                     rt._planner._rebase("", known)
                 self.assertEqual(noticed, known.base == base + grown, grown)
+
+    def test_no_other_plan_if_there_is_room(self):
+        """A search takes long. Where peaks are measured, they say what is left."""
+        model = stack(Block, 3)
+        with runtime("budget") as rt:
+            rt.attach(model)
+            train(model, one_pass, RECORDED + 1, rt)
+            known, size, grown = rt._planner.keys[""], rt._budget.size, rt._budget.size // 100
+            for measures, stage, peak, another in (
+                (True, "settled", size - grown - size // SLACK, False),
+                (True, "settled", size - grown - size // SLACK + 1, True),
+                (True, "settled", 0, True),  # it was not read
+                (True, "recompute", size // 2, True),
+                (False, "settled", size // 2, True),
+            ):
+                base, known.stage, known.peak = known.base, stage, peak
+                with mock.patch.object(rt._budget, "held_now", lambda: base + grown), mock.patch.object(type(rt._budget), "measures", measures), mock.patch.object(rt._planner, "_adopt", return_value=True) as adopt:
+                    rt._planner._rebase("", known)
+                self.assertEqual((another, base + grown), (adopt.called, known.base), (measures, stage, peak))
 
     @unittest.skipUnless(DEVICE == "cpu", "budgets of some KiB: the libraries of a GPU alone hold more. RealPeaks of test_budget.py has budgets there")
     def test_state_of_an_optimiser(self):
