@@ -459,6 +459,14 @@ def _mul(node: Any) -> torch.Tensor:
 _repeat: Dict[str, Callable[[Any], torch.Tensor]] = {"GeluBackward0": _gelu, "SiluBackward0": _silu, "MulBackward0": _mul}
 
 
+def _small_of(make: Any) -> Optional[Small]:
+    """Returns the call whose result a maker needs, if any."""
+    if isinstance(make, functools.partial):
+        return next((s for s in map(_small_of, make.args) if s is not None), None)
+    owner = getattr(make, "__self__", None)
+    return owner if type(owner) is Small else None
+
+
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
@@ -466,9 +474,7 @@ class Recipe:
 
     def __init__(self, kind: str, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
         self.kind, self.make = kind, make
-        while isinstance(make, functools.partial):  # of what is made before, if anything
-            make = next((x for x in make.args if callable(x)), make.func)
-        self.small = getattr(make, "__self__", None)  # whose result it needs
+        self.small = _small_of(make)
         # A second result has the strides that an operator gives it; those of the first must be them.
         self.base = (base.dtype, base.size(), base.stride(), base.storage_offset())
         self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
