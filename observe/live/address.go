@@ -38,7 +38,7 @@ func loopback(host string) bool {
 		return true
 	}
 	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.Unmap().IsLoopback()
+	return err == nil && ip.IsLoopback()
 }
 
 // machineNames returns the names under which viewers may know this machine: the one that

@@ -170,6 +170,25 @@ func TestBars(t *testing.T) {
 	}
 }
 
+// All bars of a tier share the axis of the largest peak or budget, and one is red only if its
+// peak exceeds its budget.
+func TestAxis(t *testing.T) {
+	ranks := []Rank{{Device: Memory{Peak: 30, Budget: 40}}, {Device: Memory{Peak: 10, Budget: 20}}}
+	device := func(r Rank) Memory { return r.Device }
+	if a := scale(ranks, device); a != (axis{40, 40}) {
+		t.Errorf("%+v below their budgets", a)
+	}
+	ranks[1].Device.Peak = 50
+	if a := scale(ranks, device); a != (axis{50, 40}) {
+		t.Errorf("%+v above a budget", a)
+	}
+	for peak, want := range map[int64]ink{39: blueInk, 40: blueInk, 41: redInk} {
+		if got := (axis{most: 50}).bar(Memory{InUse: 5, Peak: peak, Budget: 40}, 10, blueInk, ascii)[0].ink; got != want {
+			t.Errorf("a peak of %d has ink %q, want %q", peak, got, want)
+		}
+	}
+}
+
 // The remaining time follows from the last steps and counts down between them.
 func TestTimeLeft(t *testing.T) {
 	v := one()
@@ -177,6 +196,20 @@ func TestTimeLeft(t *testing.T) {
 	for later, want := range map[time.Duration]time.Duration{0: 55 * 1300 * time.Millisecond, time.Second: 55*1300*time.Millisecond - time.Second, time.Hour: 0} {
 		if got, ok := v.pace.Left(last.Add(later)); !ok || got != want {
 			t.Errorf("%v later: %v, want %v", later, got, want)
+		}
+	}
+}
+
+// A frame names the time that is left until the last step has ended, and the steps that a
+// policy had before the run was resumed.
+func TestEndAndBeginning(t *testing.T) {
+	v := newView(Run{Model: "m", Layout: "l", Policies: []string{"none", "static"}, Steps: 9, From: 7}, start)
+	for i, p := range []string{"none", "none", "static", "static"} {
+		if v.add(sample(p, 8+i%2), start.Add(time.Duration(i)*time.Second)); i == 1 && !strings.Contains(draw(v, 120, 30, ascii, start), "static             7/9") {
+			t.Errorf("static has not begun:\n%s", draw(v, 120, 30, ascii, start))
+		}
+		if text := draw(v, 120, 30, ascii, start.Add(time.Duration(i)*time.Second)); strings.Contains(text, " left") != (i == 1 || i == 2) {
+			t.Errorf("after %d of 4 steps:\n%s", i+1, text)
 		}
 	}
 }

@@ -172,21 +172,21 @@ func TestPublicHosts(t *testing.T) {
 func TestMachineNames(t *testing.T) {
 	files := map[string]string{
 		"/etc/resolv.conf": "nameserver 10.0.0.1\nsearch rack.example corp.example # ours\n",
-		"/etc/hosts":       "127.0.0.1 localhost\n10.0.0.7 node7.fabric.example node7\n0.0.0.0 ads.example\n",
+		"/etc/hosts":       "127.0.0.1 localhost\n10.0.0.7 node7.fabric.example node7\n0.0.0.0 ads.example node77.ads.example\n",
 	}
 	read := func(name string) ([]byte, error) { return []byte(files[name]), nil }
 	names := machineNames("train.example", func() (string, error) { return "node7.site", nil }, read)
 	for host, want := range map[string]bool{
 		"localhost": true, "train.example": true, "node7": true, "NODE7.": true, "node7.site": true, "node7.local": true, "node7.rack.example": true, "node7.corp.example": true,
 		"node7.fabric.example": true, "10.9.8.7": true, "::1": true,
-		"": false, "ads.example": false, "node7.evil.example": false, "rack.example": false, "nameserver": false, "ours": false,
+		"": false, "ads.example": false, "node77.ads.example": false, "node7.evil.example": false, "rack.example": false, "nameserver": false, "ours": false,
 	} {
 		if answersTo(names, host) != want {
 			t.Errorf("%q: %v", host, !want)
 		}
 	}
 	none := machineNames("0.0.0.0", func() (string, error) { return "", errors.New("unknown") }, read)
-	if answersTo(none, "node7.rack.example") || !answersTo(none, "localhost") {
+	if answersTo(none, "node7.rack.example") || !answersTo(none, "localhost") || answersTo([]string{""}, "") {
 		t.Errorf("%q", none)
 	}
 }

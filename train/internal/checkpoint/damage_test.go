@@ -178,6 +178,10 @@ func TestOtherVersion(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "some may be whole") || len(*warnings) != 2 || !strings.Contains((*warnings)[0], "use the program that wrote it") {
 		t.Errorf("got %v and the warnings %q", err, *warnings)
 	}
+	spoil(t, m, o, 10, manifestName, func(b []byte) []byte { return b[:9] })
+	if _, err := Latest(o); err == nil || !strings.Contains(err.Error(), "some may be whole") {
+		t.Errorf("with a damaged one before it: %v", err)
+	}
 }
 
 // refusing is a disk that refuses to open files.

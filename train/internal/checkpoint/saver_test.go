@@ -157,7 +157,7 @@ func TestSaverLosesNoError(t *testing.T) {
 	for n, done := 1, false; !done; n++ {
 		m, o, _ := stage(t, true)
 		store := mustOpen(t, o)
-		s := &Saver{Options: o, Store: store}
+		s := &Saver{Options: o, Store: store, Before: func() error { return nil }}
 		m.Arm(n, disktest.Fails)
 		err := errors.Join(s.Save(metaOf(30), ranksOf(30)), s.Wait())
 		done = m.Ops() < n
