@@ -22,7 +22,7 @@ type history struct {
 
 // kept holds steps of one policy.
 type kept struct {
-	figures report.Steps
+	figures report.Steps // but Spills are those up to each step
 	stride  int // every stride-th step is kept
 	last    Step
 }
@@ -100,6 +100,9 @@ func (k *kept) copy() (f report.Steps) {
 	f.Step, f.Loss, f.Tokens, f.Millis = slices.Clone(f.Step), slices.Clone(f.Loss), slices.Clone(f.Tokens), slices.Clone(f.Millis)
 	f.Device, f.Host, f.Spills, f.Reruns = slices.Clone(f.Device), slices.Clone(f.Host), slices.Clone(f.Spills), slices.Clone(f.Reruns)
 	f.HeldAt, f.Held = slices.Clone(f.HeldAt), slices.Clone(f.Held)
+	for i := len(f.Spills) - 1; i > 0; i-- {
+		f.Spills[i] -= k.figures.Spills[i-1] // since the one before
+	}
 	return f
 }
 

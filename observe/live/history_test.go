@@ -19,7 +19,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		n := rapid.IntRange(1, 5*mostKept).Draw(t, "steps")
 		for i := range n {
 			held := float64(i + 1)
-			h.add(Step{Policy: "none", Number: i + 1, Loss: held, Held: &held, Tokens: 1, Seconds: 1})
+			h.add(Step{Policy: "none", Number: i + 1, Loss: held, Held: &held, Tokens: 1, Seconds: 1, Ranks: []Rank{{Spilled: int64(2 * i)}, {Spilled: 5}}})
 		}
 		r := h.report()
 		if len(r.Runs) != 1 {
@@ -29,7 +29,11 @@ func TestHistoryIsBounded(t *testing.T) {
 		if len(f.Step) > mostKept || len(f.Step) < min(n, mostKept/2) || f.Step[0] != 1 {
 			t.Fatalf("%d steps are %d, from %d on", n, len(f.Step), f.Step[0])
 		}
+		var spills int64
 		for i, step := range f.Step {
+			if spills += f.Spills[i]; spills != int64(2*(step-1)+5) { // of both ranks, also in steps that are left out
+				t.Fatalf("%d pages were spilled up to step %d", spills, step)
+			}
 			if f.Loss[i] != float64(step) || i > 1 && step-f.Step[i-1] != f.Step[1]-1 {
 				t.Fatalf("value %d is of step %d, with loss %g", i, step, f.Loss[i])
 			}

@@ -276,6 +276,40 @@ func TestEndOfALock(t *testing.T) {
 	}
 }
 
+// What an abandoned lock made is removed while the lock is held: the next process would lose
+// its own.
+func TestAbandonWhileHeld(t *testing.T) {
+	calls, removed := SystemCalls(), 0
+	dir := filepath.Join(t.TempDir(), "run")
+	calls.Remove = func(name string) error {
+		removed++
+		fd, err := syscall.Open(filepath.Join(dir, LockName), syscall.O_RDWR, 0)
+		if err == nil {
+			err = errors.Join(syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB), syscall.Close(fd))
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && removed == 1 {
+			t.Errorf("%s is removed while another process can take the lock: %v", name, err)
+		}
+		return os.Remove(name)
+	}
+	l, err := Claim(OS{Calls: &calls}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Abandon(); err != nil || removed != 2 || exists(dir) {
+		t.Errorf("%d removed, %v", removed, err)
+	}
+}
+
+// A lock holds the number of a process, or nothing.
+func TestOwner(t *testing.T) {
+	for text, want := range map[string]int{"": 0, "\x00\x00\n": 0, "7": 7, "123456\n": 123456, "0": -1, "-7\n": -1, "7 8": -1, "x": -1, "99999999999999999999": -1} {
+		if pid, ok := owner([]byte(text)); ok != (want >= 0) || ok && pid != want {
+			t.Errorf("%q: %d, %v", text, pid, ok)
+		}
+	}
+}
+
 // Whatever lies at a path, and whichever call fails, nothing stays open but what the caller
 // gets.
 func TestNothingStaysOpen(t *testing.T) {
