@@ -314,6 +314,11 @@ func TestViewers(t *testing.T) {
 		if _, more := <-v; more {
 			t.Error("there is more behind the end")
 		}
+		for range 4 { // who asks for the head alone does not have the report
+			if r, err := c.Head(s.URL() + "report.json"); err != nil || r.StatusCode != 200 {
+				t.Fatal(r, err)
+			}
+		}
 		if r := reported(t, c, s); r.Live || len(r.Runs) != 2 {
 			t.Errorf("at the end: %+v", r)
 		}

@@ -77,7 +77,7 @@ func (d OS) Append(name string, size int64) (Output, error) {
 	info, err := regular(f)
 	if err == nil && linked(info) {
 		f.Close()
-		if err := d.separate(name, min(size, info.Size())); err != nil {
+		if err := d.separate(name, size); err != nil {
 			return nil, err
 		}
 		return d.Append(name, size)
@@ -98,7 +98,7 @@ func linked(info fs.FileInfo) bool {
 	return ok && s.Nlink > 1
 }
 
-// separate replaces a file by a copy of its first bytes.
+// separate replaces a file by a copy of its first bytes, of at most size.
 func (d OS) separate(name string, size int64) error {
 	in, err := d.Open(name)
 	if err != nil {
