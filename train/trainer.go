@@ -236,11 +236,17 @@ func (t *Trainer) Step() (Metrics, error) {
 	m.Loss, m.MTPLosses, m.Norm = sums[0], sums[1:], all[0].Norm
 	m.Seconds = time.Since(began).Seconds()
 	m.Reruns = t.Reruns()
-	for _, u := range t.Usage() {
-		m.Device, m.Host = max(m.Device, int64(u.Kind[memory.Device].Current)), max(m.Host, int64(u.Kind[memory.Host].Current))
-	}
+	m.Device, m.Host = inUse(t.Usage())
 	t.step++
 	return m, nil
+}
+
+// inUse returns what the fullest ranks hold, of each kind of memory.
+func inUse(ranks []device.Usage) (dev, host int64) {
+	for _, u := range ranks {
+		dev, host = max(dev, int64(u.Kind[memory.Device].Current)), max(host, int64(u.Kind[memory.Host].Current))
+	}
+	return dev, host
 }
 
 // addUp adds the losses of all ranks in the order of the ranks, so that sums are
