@@ -208,6 +208,9 @@ func TestLoaderRefused(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
+	good.Micro, good.Microbatches, good.Ranks = most, most, most
+	mustLoad(t, numbered(10), good)
+	good.Micro, good.Microbatches, good.Ranks = 1, 1, 1
 	l := mustLoad(t, numbered(10), good)
 	for _, f := range []func(){
 		func() { l.Batch(-1, 0, 0, make([]uint32, 8), make([]uint32, 16)) },

@@ -136,10 +136,20 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
+// Files that are too large together are refused before any is read.
+func TestTextLimit(t *testing.T) {
+	half := source{path: "nothing", size: maxText/2 + 1}
+	for n, want := range map[int]string{1: "nothing cannot be read", 2: "x has more than 8 GiB"} {
+		if _, err := read("x", []source{half, half}[:n]); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%d files: %v", n, err)
+		}
+	}
+}
+
 // What is held out is the end of a text, and nothing of it is trained on.
 func TestSplit(t *testing.T) {
 	text := NewText("letters", []byte("abcdefghij"))
-	for share, want := range map[float64][2]string{0: {"abcdefghij", ""}, 0.05: {"abcdefghij", ""}, 0.25: {"abcdefgh", "ij"}, 0.99: {"a", "bcdefghij"}} {
+	for share, want := range map[float64][2]string{0: {"abcdefghij", ""}, 0.05: {"abcdefghij", ""}, 0.1: {"abcdefghi", "j"}, 0.25: {"abcdefgh", "ij"}, 0.99: {"a", "bcdefghij"}} {
 		rest, held, err := text.Split(share)
 		if err != nil {
 			t.Fatal(err)
