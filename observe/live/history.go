@@ -23,7 +23,7 @@ type history struct {
 // kept holds steps of one policy.
 type kept struct {
 	figures report.Steps // but Spills are those up to each step
-	stride  int // every stride-th step is kept
+	stride  int          // every stride-th step is kept
 	last    Step
 }
 

@@ -447,7 +447,9 @@ func TestSourcesThatFail(t *testing.T) {
 // What a run has not written yet is missing only once the run is over.
 func TestMissingOfARunInProgress(t *testing.T) {
 	s := &Server{history: newHistory()}
-	source := func() (*report.Report, error) { return &report.Report{Runs: []report.Run{{Missing: []string{"a file"}}}}, nil }
+	source := func() (*report.Report, error) {
+		return &report.Report{Runs: []report.Run{{Missing: []string{"a file"}}}}, nil
+	}
 	for _, done := range []bool{false, true} {
 		if r, err := s.makeReport(source, done); err != nil || (len(r.Runs[0].Missing) == 1) != done {
 			t.Errorf("over %v: %q is missing, %v", done, r.Runs[0].Missing, err)
