@@ -1,6 +1,7 @@
 package input_test
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -52,6 +53,35 @@ func TestUnmarshalYAML(t *testing.T) {
 		err := input.UnmarshalYAML([]byte(text), &v)
 		if line == "" && err != nil || line != "" && (err == nil || !strings.HasPrefix(err.Error(), line+"expected one document")) {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// Bounds hold at their last unit and not beyond it, also for brackets without their other half and
+// for more values than numbers can count.
+func TestBoundsOfYAML(t *testing.T) {
+	doubled := func(n int) string {
+		text := "- &a0 x\n"
+		for i := range n {
+			text += fmt.Sprintf("- &a%d [*a%d, *a%d]\n", i+1, i, i)
+		}
+		return text
+	}
+	for _, x := range []struct {
+		name, text, want string
+	}{
+		{"keys", inputtest.Keys(4096, "\n"), ""},
+		{"a key more", inputtest.Keys(4097, "\n"), "expected at most 4096 keys"},
+		{"levels", strings.Repeat("[", 64), ""},
+		{"a level more", strings.Repeat("[", 65), "at most 64 levels"},
+		{"levels behind brackets that close nothing", strings.Repeat("]", 70) + strings.Repeat("[", 65), "at most 64 levels"},
+		{"aliases", doubled(12), ""},
+		{"more aliases", doubled(16), "aliases stand for at most"},
+		{"aliases beyond 64 bits", doubled(70), "aliases stand for at most"},
+	} {
+		err := input.CheckYAML([]byte(x.text))
+		if (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s: %v, want %q", x.name, err, x.want)
 		}
 	}
 }

@@ -37,8 +37,11 @@ func TestFind(t *testing.T) {
 		{"batch script", batchVars, nil},
 		{"salloc", sallocVars, nil},
 		{"interactive step", batchVars + " SLURM_STEP_ID=4294967290", nil},
+		{"first special step", batchVars + " SLURM_STEP_ID=4294967280", nil},
+		{"last step", strings.ReplaceAll(srunVars, "SLURM_STEP_ID=0", "SLURM_STEP_ID=4294967279"), &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "gpu07", Job: "17.4294967279"}},
 		{"Job of runs that stand alone", "JOB_COMPLETION_INDEX=3", nil},
 		{"torchrun", torchVars, &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 29500, Job: "abc", Restart: 2, AgentStore: true}},
+		{"torchrun with the user's port", torchVars + " STOWAGE_PORT=77", &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 77, Job: "abc", Restart: 2}},
 		{"torchrun below srun", torchVars + " " + srunVars, &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 29500, Job: "abc", Restart: 2, AgentStore: true}},
 		{"torchrun below mpirun", torchVars + " " + ompiVars, &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 29500, Job: "abc", Restart: 2, AgentStore: true}},
 		{"by hand", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=4000", &Place{Rank: 1, Size: 2, Leader: "::1", Port: 4000}},
@@ -47,6 +50,7 @@ func TestFind(t *testing.T) {
 		{"Open MPI", ompiVars, &Place{Launcher: OpenMPI, Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
 		{"Open MPI below sbatch", ompiVars + " " + srunVars, &Place{Launcher: OpenMPI, Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
 		{"half set by hand below mpirun", ompiVars + " WORLD_SIZE=9", &Place{Launcher: OpenMPI, Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
+		{"Open MPI whose srun names a leader", "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=5 " + srunVars + " SLURM_STEP_ID=1 RANK=3 WORLD_SIZE=5 MASTER_ADDR=ib7 MASTER_PORT=99", &Place{Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "ib7", Port: 99, Job: "17.1", MPI: OpenMPI, HasMPI: true}},
 		{"hydra", pmiVars, &Place{Launcher: PMI, Rank: 2, Size: 4, LocalSize: 2, LocalKnown: true, MPI: PMI, HasMPI: true}},
 		{"srun", srunVars, &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "gpu07", Job: "17.0"}},
 		{"srun with a leader", srunVars + " MASTER_ADDR=ib7 MASTER_PORT=99", &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "ib7", Port: 99, Job: "17.0"}},
@@ -98,6 +102,8 @@ func TestFindRefuses(t *testing.T) {
 		"PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=8":     "torchrun --no-python",
 		"RANK=0 WORLD_SIZE=2 TORCHELASTIC_USE_AGENT_STORE=True": "TORCHELASTIC_USE_AGENT_STORE is True",
 		"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost": "contradicts rank 0 of 2",
+		"RANK=0 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost": "contradicts rank 0 of 2",
+		"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=3 MASTER_ADDR=localhost": "contradicts rank 1 of 2",
 	} {
 		p, err := Find(vars(env))
 		if err == nil {
@@ -105,6 +111,22 @@ func TestFindRefuses(t *testing.T) {
 		} else if !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: got %q, want %q in one sentence", env, err, want)
 		}
+	}
+}
+
+// What one launcher does not say is taken from another that agrees on the rank, as a whole.
+func TestAdopt(t *testing.T) {
+	all := Place{Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Leader: "a", Port: 7, Job: "j", MPI: PMI, HasMPI: true}
+	p := Place{Rank: 1, Size: 4}
+	if p.adopt(&all); p != all {
+		t.Errorf("nothing becomes %+v", p)
+	}
+	other := Place{Rank: 1, Size: 4, LocalSize: 1, LocalKnown: true, Leader: "b", Job: "k", MPI: OpenMPI, HasMPI: true}
+	if p = other; true {
+		p.adopt(&all)
+	}
+	if p != other {
+		t.Errorf("%+v becomes %+v", other, p)
 	}
 }
 

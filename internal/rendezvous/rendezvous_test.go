@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
 // broadcast is an exchange between goroutines.
@@ -378,6 +379,24 @@ func TestRanksThatDoNotCome(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Rank 0 listens no more if the others cannot get its address.
+func TestExchangeFails(t *testing.T) {
+	before := leak.Files()
+	broken := errors.New("broken")
+	for rank, exchange := range []func(string) (string, error){
+		func(string) (string, error) { return "", broken }, func(string) (string, error) { return "", nil },
+	} {
+		place := &launcher.Place{Rank: 0, Size: 2, Host: "a"}
+		_, err := Join(t.Context(), place, Options{Exchange: exchange})
+		if err == nil || !strings.HasPrefix(err.Error(), "rank 0 on a did not get the address of rank 0: ") || errors.Is(err, broken) != (rank == 0) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if left := leak.Since(before); len(left) > 0 {
+		t.Errorf("open: %q", left)
+	}
 }
 
 func TestNoLeader(t *testing.T) {

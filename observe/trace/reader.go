@@ -138,9 +138,9 @@ func (in *input) block() error {
 	} else if err != nil {
 		return cutShort(err)
 	}
-	n, count := binary.LittleEndian.Uint32(in.frame[4:]), binary.LittleEndian.Uint32(in.frame[8:])
-	if n > largest || count > n/fewest {
-		return fmt.Errorf("a block is damaged: it claims %d bytes and %d events", n, count)
+	n := binary.LittleEndian.Uint32(in.frame[4:])
+	if n > largest {
+		return fmt.Errorf("a block is damaged: it claims %d bytes", n)
 	}
 	data := make([]byte, n)
 	if _, err := io.ReadFull(in.r, data); err != nil {

@@ -158,6 +158,14 @@ func TestStopped(t *testing.T) {
 // SPEC S6.5: a trace is never longer than its limit. Dropped events are counted, and the
 // borders of steps are dropped last.
 func TestLimit(t *testing.T) {
+	var short bytes.Buffer // a block for each step, whose frame counts too
+	w := trace.NewWriter(&short, trace.Header{}, 64<<10)
+	for i := 0; w.Dropped() == 0; i++ {
+		w.Emit(trace.Event{Kind: trace.End, Step: i})
+	}
+	if err := w.Close(); err != nil || short.Len() > 64<<10 {
+		t.Errorf("a trace of short steps has %d bytes, %v", short.Len(), err)
+	}
 	for _, limit := range []int64{1000, 4 << 10, 256 << 10, 1 << 20} {
 		var b bytes.Buffer
 		w := trace.NewWriter(&b, trace.Header{Compute: "compute"}, limit)
@@ -480,6 +488,14 @@ func TestReadPacked(t *testing.T) {
 func TestRoomForWhatMatters(t *testing.T) {
 	var b bytes.Buffer
 	w := trace.NewWriter(&b, trace.Header{}, 64<<10)
+	for i := 0; w.Dropped() == 0; i++ {
+		w.Emit(trace.Event{Kind: trace.Launch, Time: int64(i), Name: fmt.Sprint(i)})
+	}
+	if err := w.Close(); err != nil || b.Len() < 15<<12-1<<10 || b.Len() > 15<<12 { // fifteen sixteenths, but for the room of one event
+		t.Errorf("a trace that is full of others has %d bytes, %v", b.Len(), err)
+	}
+	b.Reset()
+	w = trace.NewWriter(&b, trace.Header{}, 64<<10)
 	for i := 0; w.Dropped() == 0; i++ {
 		w.Emit(trace.Event{Kind: trace.Launch, Time: int64(i), Name: fmt.Sprint(i)})
 	}

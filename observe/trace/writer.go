@@ -25,7 +25,6 @@ import (
 const (
 	magic   = "stowage trace 1\n"
 	frame   = 12      // bytes of a frame
-	fewest  = 4       // bytes of the shortest event
 	block   = 1 << 16 // bytes after which a block is written
 	largest = 1 << 18 // bytes of the largest payload that a reader accepts
 	longest = 1 << 8  // bytes of the longest name; longer ones are cut
