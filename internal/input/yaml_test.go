@@ -77,6 +77,7 @@ func TestBoundsOfYAML(t *testing.T) {
 		{"levels behind brackets that close nothing", strings.Repeat("]", 70) + strings.Repeat("[", 65), "at most 64 levels"},
 		{"aliases", doubled(12), ""},
 		{"more aliases", doubled(16), "aliases stand for at most"},
+		{"aliases of as many values as 63 bits count", doubled(62), "aliases stand for at most"},
 		{"aliases beyond 64 bits", doubled(70), "aliases stand for at most"},
 	} {
 		err := input.CheckYAML([]byte(x.text))

@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
-	"github.com/stowage-dev/stowage/internal/leak"
 )
 
 // broadcast is an exchange between goroutines.
@@ -248,6 +248,7 @@ func TestFailureInWords(t *testing.T) {
 	f.States[5].Absent, f.States[5].Missing = []int{1}, 1
 	f.States[6].Absent, f.States[6].Missing = []int{1, 2}, 2
 	f.States[7].Absent, f.States[7].Missing = []int{1, 2}, 99
+	f.States = append([]State{{Rank: 8, Collective: "what it left", Absent: []int{1}, Missing: 1, Left: true}}, f.States...)
 	const want = "rank 1 on h ended without a word; rank 5 is in all-to-all 5 of all ranks, where rank 1 has not come; " +
 		"rank 6 is in all-to-all 6 of all ranks, where ranks 1 and 2 have not come; " +
 		"rank 7 is in all-to-all 7 of all ranks, where 99 others have not come; others are elsewhere"
@@ -383,19 +384,52 @@ func TestRanksThatDoNotCome(t *testing.T) {
 
 // Rank 0 listens no more if the others cannot get its address.
 func TestExchangeFails(t *testing.T) {
-	before := leak.Files()
-	broken := errors.New("broken")
-	for rank, exchange := range []func(string) (string, error){
-		func(string) (string, error) { return "", broken }, func(string) (string, error) { return "", nil },
-	} {
-		place := &launcher.Place{Rank: 0, Size: 2, Host: "a"}
-		_, err := Join(t.Context(), place, Options{Exchange: exchange})
-		if err == nil || !strings.HasPrefix(err.Error(), "rank 0 on a did not get the address of rank 0: ") || errors.Is(err, broken) != (rank == 0) {
+	for _, broken := range []error{errors.New("broken"), nil} {
+		var in invitation
+		_, err := Join(t.Context(), &launcher.Place{Rank: 0, Size: 2, Host: "a"}, Options{Exchange: func(text string) (string, error) {
+			return "", errors.Join(broken, json.Unmarshal([]byte(text), &in))
+		}})
+		if err == nil || !strings.HasPrefix(err.Error(), "rank 0 on a did not get the address of rank 0: ") || broken != nil && !errors.Is(err, broken) {
 			t.Errorf("got %v", err)
 		}
+		if c, err := net.Dial("tcp", "127.0.0.1:"+in.Port); err == nil {
+			t.Errorf("it still listens on port %s, %v", in.Port, c.Close())
+		}
 	}
-	if left := leak.Since(before); len(left) > 0 {
-		t.Errorf("open: %q", left)
+}
+
+// Many ranks may come at once, before any has said who it is.
+func TestManyCome(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(l, "token", &launcher.Place{Size: 100}, Options{Patience: time.Minute})
+	defer s.stop()
+	for range 150 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	come := 0
+	for since := time.Now(); come < 150 && time.Since(since) < 20*time.Second; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		come = len(s.strays)
+		s.mu.Unlock()
+	}
+	if come != 150 {
+		t.Errorf("%d of 150 connections are kept", come)
+	}
+}
+
+// A note counts all ranks that are absent, and names some.
+func TestNote(t *testing.T) {
+	var s Session
+	s.Note("all-gather 3", make([]int, mostAbsent+4))
+	if at := s.state(); at.Collective != "all-gather 3" || len(at.Absent) != mostAbsent || at.Missing != mostAbsent+4 {
+		t.Errorf("%+v", at)
 	}
 }
 

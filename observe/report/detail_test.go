@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -37,6 +38,51 @@ func TestDetails(t *testing.T) {
 	c := d.Streams[0]
 	if len(c.Begin) != 7 || c.Names[c.Of[1]] != "attention" || c.Begin[1] != 8 || c.Took[1] != 0.9 || c.What[1] != "launch" || math.Abs(c.Busy-6.3/6.9) > 1e-3 {
 		t.Errorf("compute is %+v", c)
+	}
+}
+
+// A storage is where its memory is, and counts as on its way while it has both. Its size is the
+// largest that it had on the device.
+func TestStays(t *testing.T) {
+	const dev, host = memory.Device, memory.Host
+	for name, x := range map[string]struct {
+		events []trace.Event
+		want   string
+	}{
+		"kept":     {[]trace.Event{{Kind: trace.Alloc, Bytes: 8}, {Kind: trace.Free}}, "8: device 0-1"},
+		"for good": {[]trace.Event{{Kind: trace.Alloc, Bytes: 8}}, "8: device 0-9"},
+		"offloaded": {[]trace.Event{
+			{Kind: trace.Alloc, Bytes: 8}, {Kind: trace.Alloc, Tier: host, Bytes: 8}, {Kind: trace.Free, Tier: dev}, {Kind: trace.Alloc, Bytes: 4}, {Kind: trace.Load, Name: "g"},
+			{Kind: trace.Free, Tier: host}, {Kind: trace.Free},
+		}, "8: device 0-1, out 1-2, host 2-3, in 3-4, device 4-6"},
+		"needed before it left": {[]trace.Event{
+			{Kind: trace.Alloc, Bytes: 8}, {Kind: trace.Alloc, Tier: host, Bytes: 8}, {Kind: trace.Free, Tier: host}, {Kind: trace.Free},
+		}, "8: device 0-1, out 1-2, device 2-3"},
+		"on the host at the end": {[]trace.Event{
+			{Kind: trace.Alloc, Bytes: 8}, {Kind: trace.Offload}, {Kind: trace.Free}, {Kind: trace.Free, Tier: host},
+		}, "8: device 0-1, out 1-2, host 2-3"},
+	} {
+		l := newLives(9e6)
+		for i, e := range x.events {
+			if e.Kind != trace.Load {
+				e.Storage = 1
+			}
+			if e.Name = "g"; i > 0 && e.Kind != trace.Load {
+				e.Name = ""
+			}
+			l.follow(moment{int64(i) * 1e6, &e})
+		}
+		all, _ := l.storages()
+		got := ""
+		for _, s := range all {
+			got += fmt.Sprintf("%d: ", s.Bytes)
+			for i, y := range s.Stays {
+				got += fmt.Sprintf("%s%s %g-%g", []string{"", ", "}[min(i, 1)], y.Where, y.Begin, y.End)
+			}
+		}
+		if got != x.want {
+			t.Errorf("%s: %s, want %s", name, got, x.want)
+		}
 	}
 }
 
