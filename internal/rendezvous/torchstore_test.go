@@ -163,6 +163,23 @@ func TestThroughAgent(t *testing.T) {
 	}
 }
 
+// Values have as many bytes as a value may have, and no more.
+func TestLargestValue(t *testing.T) {
+	f := newFakeStore(t, validated)
+	s, err := dialTorchStore(t.Context(), f.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	f.values["most"], f.values["more"] = make([]byte, MaxValue), make([]byte, MaxValue+1)
+	if b, err := s.get(t.Context(), "most"); err != nil || len(b) != MaxValue {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if _, err := s.get(t.Context(), "more"); err == nil || !strings.Contains(err.Error(), "a value of 65537 bytes, more than 65536") {
+		t.Error(err)
+	}
+}
+
 // What is no store gets a sentence.
 func TestNoStore(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -30,7 +30,7 @@ func TestNearest(t *testing.T) {
 		{"glm-4.5-ari", presets, "glm-4.5-air"}, {"GLM", presets, "glm-4.5"}, {"tinymoe", presets, "tiny-moe"},
 		{"cdua", []string{"cpu", "cuda"}, "cuda"}, {"gpu", []string{"cpu", "cuda"}, "cpu"}, {"xy", []string{"ab"}, ""}, {"xy", []string{"y"}, ""},
 		{"moeact", []string{"moe", "moe_act"}, "moe_act"}, {"1e300", []string{"mlp", "attn"}, ""}, {"trian", []string{"plan", "train"}, "train"},
-		{"stash", nil, ""},
+		{"stash", nil, ""}, {"polcy", []string{"policy", "polcxyz"}, "policy"}, {"polcy", []string{"polcxyz", "policy"}, "polcxyz"},
 	} {
 		if got := Nearest(c.word, c.known); got != c.want {
 			t.Errorf("%q among %v: %q, want %q", c.word, c.known, got, c.want)

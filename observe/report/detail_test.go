@@ -86,6 +86,41 @@ func TestStays(t *testing.T) {
 	}
 }
 
+// The largest storages are shown, and all others are counted, those too that were not followed.
+func TestManyStorages(t *testing.T) {
+	l := newLives(9)
+	for i := range mostLives + 5 {
+		for range 2 {
+			l.follow(moment{1, &trace.Event{Kind: trace.Alloc, Storage: i + 1, Bytes: int64(1 + i%8), Offset: int64(i)}})
+		}
+	}
+	all, cut := l.storages()
+	if len(all) != mostStorages || cut != mostLives+5-mostStorages || all[0].Bytes != 8 || all[len(all)-1].Bytes != 8 {
+		t.Errorf("%d are shown, of %d to %d bytes, and %d are not", len(all), all[len(all)-1].Bytes, all[0].Bytes, cut)
+	}
+}
+
+// The figures of a run that was resumed are those of its last part.
+func TestBudgetOfParts(t *testing.T) {
+	part := func(budget int64) *trace.Trace { return &trace.Trace{Header: trace.Header{Budget: budget}} }
+	for want, parts := range map[int64][]*trace.Trace{5: {part(5)}, 7: {part(5), part(7)}, 8: {part(5), part(8), part(0)}} {
+		if got := NewRank(parts...).Budget; got != want {
+			t.Errorf("the budget is %d, want %d", got, want)
+		}
+	}
+}
+
+// Time without a step is a pause. Steps that overlap leave none between them.
+func TestPauses(t *testing.T) {
+	l := &timeline{steps: []border{{begin: 2, end: 10}, {begin: 5, end: 8}, {begin: 12, end: 15}}}
+	if got, want := l.pauses(0, 20), []pause{{0, 2, 0}, {10, 12, 2}, {15, 20, 4}}; !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := (&timeline{}).pauses(0, 20); len(got) != 0 {
+		t.Errorf("%+v without a step", got)
+	}
+}
+
 // A storage that is never reloaded or never freed ends with its step.
 func TestUnfinishedStep(t *testing.T) {
 	s := small(0)

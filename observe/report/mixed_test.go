@@ -69,6 +69,21 @@ func TestReadLeavesOut(t *testing.T) {
 
 // Runs with different policies can be compared if they trained the same. Ratios from other
 // comparisons are removed.
+// Runs trained the same if they differ only in options that change no result.
+func TestOptionsWithoutResult(t *testing.T) {
+	with := func(line string) string { return (&Run{Options: "seed: 1\n" + line + "\nsteps: 2\n"}).training() }
+	for _, name := range []string{"policy", "budget", "offload_modules", "offload_fraction", "recompute_modules", "stash_modules", "graph", "pool", "prefetch", "eval_every", "trace", "save_every", "keep"} {
+		if with(name+": 1") != with(name+":\n- a\n- b: c") {
+			t.Errorf("%s sets runs apart", name)
+		}
+	}
+	for _, name := range []string{"seed", "data", "hold_out", "pp", "micro", "bf16", "lr", "grad_comm_dtype", "device"} {
+		if with(name+": 1") == with(name+": 2") {
+			t.Errorf("%s sets no runs apart", name)
+		}
+	}
+}
+
 func TestRunsApart(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for dir, options := range map[string]string{

@@ -64,9 +64,6 @@ func (a *tally) add(m moment) {
 		a.units[m.Name][[2]int{m.Chunk, m.Layer}] = true
 	case m.Kind == trace.Spill:
 		a.page(m)
-		if m.Tier != memory.Host || m.Bytes == 0 {
-			return // pages in device memory, or none
-		}
 	}
 	a.n[m.Kind]++
 	a.bytes[m.Kind] += m.Bytes

@@ -81,9 +81,8 @@ type ForecastRow struct {
 // and 256 GiB of host memory, and half of that if parameters are sharded.
 var space = [memory.Kinds]memory.Bytes{memory.Device: 1 << 45, memory.Host: 1 << 44}
 
-// forecast runs the trainer's code on CPU devices whose memory nothing touches, so that
-// only their address space limits them.
-func forecast(cfg train.Config) (train.RunForecast, error) {
+// spaceOf returns the part of one device.
+func spaceOf(cfg train.Config) [memory.Kinds]memory.Bytes {
 	each, parts := space, memory.Bytes(cfg.Layout.PP)
 	if cfg.Sharding != nil {
 		parts *= 2
@@ -91,6 +90,13 @@ func forecast(cfg train.Config) (train.RunForecast, error) {
 	for k := range each {
 		each[k] /= parts
 	}
+	return each
+}
+
+// forecast runs the trainer's code on CPU devices whose memory nothing touches, so that
+// only their address space limits them.
+func forecast(cfg train.Config) (train.RunForecast, error) {
+	each := spaceOf(cfg)
 	cfg.Device = func(int) (device.Device, error) {
 		d, err := cpu.Open(cpu.Options{Capacity: each})
 		if err != nil {
