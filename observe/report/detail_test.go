@@ -111,7 +111,7 @@ func TestBudgetOfParts(t *testing.T) {
 }
 
 // Time without a step is a pause. Steps that overlap leave none between them.
-func TestPauses(t *testing.T) {
+func TestPausesOfSteps(t *testing.T) {
 	l := &timeline{steps: []border{{begin: 2, end: 10}, {begin: 5, end: 8}, {begin: 12, end: 15}}}
 	if got, want := l.pauses(0, 20), []pause{{0, 2, 0}, {10, 12, 2}, {15, 20, 4}}; !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
