@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -89,6 +90,23 @@ func TestLongName(t *testing.T) {
 	}
 	if err := Check(long + "ää"); err == nil || !strings.HasSuffix(err.Error(), "file name too long") {
 		t.Errorf("a name that is too long: %v", err)
+	}
+}
+
+// A file behind as many links as Linux follows is replaced.
+func TestChainOfLinks(t *testing.T) {
+	dir := t.TempDir()
+	name := func(i int) string { return filepath.Join(dir, strconv.Itoa(i)) }
+	for i := range 39 {
+		if err := os.Symlink(strconv.Itoa(i), name(i+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := WriteBytes(name(39), []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(name(0)); err != nil || string(text) != "x" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
 

@@ -5,6 +5,7 @@ package export
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -95,5 +96,35 @@ func TestLookAhead(t *testing.T) {
 	})
 	if len(groups) != 2 || groups[1].Name != "first" || groups[1].Layer != 3 || groups[2].Name != "other" || i != 5 {
 		t.Errorf("%d events were read: %+v", i, groups)
+	}
+}
+
+// Of the last holdings of an owner the one of the size that is given back ends, and of those
+// before it none.
+func TestRecentHoldings(t *testing.T) {
+	for others, want := range map[int]string{0: "7", recent - 1: "7", recent: "1 1 1 1 1 1 1"} {
+		var gave []string
+		l := newLedger(0, func(*holding) {}, func(h *holding) { gave = append(gave, fmt.Sprint(h.Bytes)) })
+		l.apply(&trace.Event{Kind: trace.Alloc, Name: "o", Bytes: 7})
+		for range others {
+			l.apply(&trace.Event{Kind: trace.Alloc, Name: "o", Bytes: 1})
+		}
+		l.apply(&trace.Event{Kind: trace.Free, Name: "o", Bytes: 7})
+		if got := strings.Join(gave, " "); got != want {
+			t.Errorf("behind %d others: %s, want %s", others, got, want)
+		}
+	}
+}
+
+// A storage belongs to the first group that saves it.
+func TestFirstGroup(t *testing.T) {
+	var took []string
+	l := newLedger(0, func(h *holding) { took = append(took, h.Name) }, func(*holding) {})
+	l.apply(&trace.Event{Kind: trace.Alloc, Storage: 1, Bytes: 7})
+	for _, group := range []string{"a", "b"} {
+		l.apply(&trace.Event{Kind: trace.Save, Storage: 1, Name: group})
+	}
+	if got := strings.Join(took, ","); got != ",a" {
+		t.Errorf("it was taken as %q", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -138,6 +139,43 @@ func TestUnfinishedStep(t *testing.T) {
 	for _, x := range d.Storages {
 		if n := len(x.Stays); n == 0 || x.Stays[n-1].End < x.Stays[n-1].Begin {
 			t.Errorf("a storage is %+v", x)
+		}
+	}
+}
+
+// A span that ends where a step begins, or begins where it ends, is none of the step's.
+func TestSpansBesideAStep(t *testing.T) {
+	w := &work{border: border{begin: 10, end: 20}, all: map[string]*Stream{}}
+	for _, x := range [][2]int64{{0, 10}, {20, 5}, {9, 2}, {19, 2}, {10, 10}} {
+		w.add(moment{x[0], &trace.Event{Kind: trace.Launch, Stream: "s", Time: x[0], Took: x[1]}})
+	}
+	if out, cut := w.streams(); w.count != 3 || cut != 0 || len(out) != 1 || out[0].Busy != 1.2 {
+		t.Errorf("%d spans, of which %d are cut, on %+v", w.count, cut, out)
+	}
+}
+
+// At equal times memory of owners comes first, in which storages lie. A part that is resumed
+// counts as a change.
+func TestOrderOfChanges(t *testing.T) {
+	part := func() *trace.Trace {
+		return &trace.Trace{Events: []trace.Event{
+			{Kind: trace.Begin, Step: 1, Time: 3}, {Kind: trace.Alloc, Storage: 1, Bytes: 4, Time: 5}, {Kind: trace.Alloc, Name: "owner", Bytes: 8, Time: 5}, {Kind: trace.Free, Name: "owner", Bytes: 8, Time: 6},
+			{Kind: trace.End, Step: 1, Time: 7},
+		}}
+	}
+	for n, want := range []string{"", "begin 0,alloc 0,alloc 1,free 0,end 0", "begin 0,alloc 0,alloc 1,free 0,end 0,again,begin 0,alloc 0,alloc 1,free 0,end 0"} {
+		parts := []*trace.Trace{part(), part()}[:n]
+		l := newTimeline(make([]int64, n), parts)
+		var words []string
+		l.eachChange(func(m moment) {
+			if m.Event == nil {
+				words = append(words, "again")
+			} else {
+				words = append(words, fmt.Sprintf("%v %d", m.Kind, m.Storage))
+			}
+		})
+		if got := strings.Join(words, ","); got != want || l.changes != len(words) {
+			t.Errorf("%d parts: %d changes, %s, want %s", n, l.changes, got, want)
 		}
 	}
 }

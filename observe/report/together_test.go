@@ -146,3 +146,24 @@ func TestRunInSeveralPlaces(t *testing.T) {
 		t.Errorf("of the other run: %s", m)
 	}
 }
+
+// Places that have traces of the same rank are not one run. What is put together has the largest
+// uncertainty and number of ranks.
+func TestMergedRuns(t *testing.T) {
+	run := func(within int64, world int, ranks ...int) Run {
+		r := Run{id: "x", within: within, world: world, hosts: map[string][]int{"h": ranks}}
+		for _, k := range ranks {
+			r.Ranks = append(r.Ranks, Rank{Rank: k})
+		}
+		return r
+	}
+	if out := merge([]Run{run(5, 4, 0, 1), run(3, 4, 1, 2)}); len(out) != 2 {
+		t.Errorf("%d runs of overlapping ranks", len(out))
+	}
+	for _, order := range [][]Run{{run(5, 3, 0, 1), run(3, 4, 2)}, {run(3, 4, 2), run(5, 3, 0, 1)}} {
+		out := merge(order)
+		if len(out) != 1 || out[0].within != 5 || out[0].world != 4 || len(out[0].Ranks) != 3 || out[0].Ranks[2].Rank != 2 {
+			t.Errorf("%+v", out)
+		}
+	}
+}

@@ -106,6 +106,21 @@ func TestPolicyMatches(t *testing.T) {
 }
 
 // Names of the data never become a part of the page, whatever they are.
+// What is shown of a rank before it is selected is in the first block.
+func TestFirstBlock(t *testing.T) {
+	r := &report.Report{Runs: []report.Run{{Ranks: []report.Rank{{Rank: 3, Budget: 4, Dropped: 5, Memory: report.Memory{Peak: report.Peak{Bytes: 6, Host: 7, Step: 8}}}}}}}
+	page := html(t, r)
+	var head report.Report
+	var rank report.Rank
+	unpack(t, page, "report", &head)
+	unpack(t, page, "rank-0-0", &rank)
+	for _, k := range []report.Rank{head.Runs[0].Ranks[0], rank} {
+		if k.Rank != 3 || k.Budget != 4 || k.Dropped != 5 || k.Memory.Peak != r.Runs[0].Ranks[0].Memory.Peak {
+			t.Errorf("%+v", k)
+		}
+	}
+}
+
 func TestNamesStayData(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		evil := rapid.SampledFrom([]string{"</script>", "<!--", "<img src=x>", "\"'>", "{{.}}", "</title>"}).Draw(t, "evil") + rapid.String().Draw(t, "rest") + "that is no part"
