@@ -76,7 +76,7 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 		return err
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
-	if err := fits(dev.Info(), o.Sizes); err != nil {
+	if err := fits(dev.Info(), o.Sizes, sysinfo.Read().Memory.Usable()); err != nil {
 		return err
 	}
 
@@ -129,13 +129,11 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 }
 
 // fits returns an error if copies would make the machine swap or the kernel kill this
-// process. The CPU device's own capacity is that of the whole machine.
-func fits(d device.Info, sizes []memory.Bytes) error {
-	var most memory.Bytes
-	for _, s := range sizes {
-		most = max(most, s)
-	}
-	need, room := bench.Footprint(most), sysinfo.Read().Memory.Usable()
+// process. The CPU device's own capacity is that of the whole machine. A room of zero is not
+// known.
+func fits(d device.Info, sizes []memory.Bytes, room memory.Bytes) error {
+	most := slices.Max(sizes)
+	need := bench.Footprint(most)
 	if d.Backend != "cpu" {
 		need /= 2 // the other half is the device's memory
 	}
