@@ -48,3 +48,27 @@ func TestSegmentsAreUsedAgain(t *testing.T) {
 		}
 	}
 }
+
+// No block ends beyond the highest address.
+func TestHighestAddress(t *testing.T) {
+	for size, want := range map[int64]bool{1: true, 512: true, 513: false, 1024: false} {
+		m := &places{next: highest - 512, free: map[int64][]int64{}}
+		h := &holding{Event: trace.Event{Bytes: size}}
+		if m.take(h); (h.addr != 0) != want || h.own != want {
+			t.Errorf("%d bytes are at %d", size, h.addr)
+		}
+	}
+}
+
+// Slices nest as deeply as the viewer shows, and no deeper.
+func TestDepth(t *testing.T) {
+	for n, want := range map[int]bool{0: true, 1: true, depth - 1: true, depth: false} {
+		l := &lane{}
+		for range n {
+			l.ends = append(l.ends, 10)
+		}
+		if l.fits(1, 9) != want {
+			t.Errorf("inside of %d slices: %v", n, !want)
+		}
+	}
+}

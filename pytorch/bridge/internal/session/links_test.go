@@ -63,3 +63,14 @@ func TestLinksAreMeasuredOnce(t *testing.T) {
 	}
 	open(Config{Device: "cpu", Limit: 1000}) // the lock is free
 }
+
+// Each device and each context has links of its own.
+func TestPlaces(t *testing.T) {
+	seen := map[place]bool{}
+	for _, c := range []Config{{Device: "cpu"}, {Device: "cuda"}, {Device: "cuda", Ordinal: 1}, {Device: "cuda", Context: 1}, {Device: "cuda", Context: 2}} {
+		seen[placeOf(&c)] = true
+	}
+	if len(seen) != 5 {
+		t.Errorf("%v", seen)
+	}
+}
