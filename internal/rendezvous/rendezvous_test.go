@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -132,6 +133,29 @@ func TestOffset(t *testing.T) {
 		if got < want-trip || got > want+trip {
 			t.Errorf("rank %d: offset %v ± %v, want %v", rank, got, trip, want)
 		}
+	}
+	closeAll(t, sessions)
+}
+
+// Of all readings of the clock the one with the shortest round trip counts.
+func TestShortestTrip(t *testing.T) {
+	var now, calls int64
+	trips := [clockReadings]int64{90, 40, 70, 6, 50, 30, 8, 80}
+	sessions := joined(t, 2, func(rank int, _ *launcher.Place, o *Options) {
+		if o.Now = func() int64 { return 1000 }; rank == 1 { // read before and after each question
+			o.Now = func() int64 {
+				if calls++; calls%2 == 0 {
+					now += trips[calls/2-1] + 20
+				}
+				return now
+			}
+		}
+	})
+	for i := range trips {
+		trips[i] += 20
+	}
+	if offset, trip := sessions[1].Offset(); trip != time.Duration(slices.Min(trips[:])) || calls != 2*clockReadings || offset >= 1000 {
+		t.Errorf("an offset of %v with a trip of %v after %d readings", int64(offset), int64(trip), calls)
 	}
 	closeAll(t, sessions)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,6 +87,18 @@ func TestMemoryViz(t *testing.T) {
 
 // The viewer can show any trace, and what is alive at the end is what was allocated and not
 // freed.
+// Times are in microseconds from the beginning of the run's clock.
+func TestMemoryVizTimes(t *testing.T) {
+	x := &trace.Trace{Header: trace.Header{Began: 7_000_000_000}, Events: []trace.Event{{Kind: trace.Alloc, Name: "o", Bytes: 512, Time: 5_000_000}, {Kind: trace.Free, Name: "o", Bytes: 512, Time: 9_000_000}}}
+	var got []int64
+	for _, a := range screensOf(t, x)[0].actions {
+		got = append(got, num(a, "time_us"))
+	}
+	if fmt.Sprint(got) != "[7005000 7005000 7009000 7009000 7009000 7009000]" {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestMemoryVizAlwaysValid(t *testing.T) { rapid.Check(t, memoryVizValid) }
 
 func FuzzMemoryViz(f *testing.F) { f.Fuzz(rapid.MakeFuzz(memoryVizValid)) }
