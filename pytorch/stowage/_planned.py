@@ -368,7 +368,8 @@ class Planner:
         if self.ranks.several or known.plan is None:
             return
         grown = self._budget.held_now() - known.base
-        if grown <= self._budget.size // 128:
+        full = known.squeezed and grown > 0 and known.peak + grown > self._budget.size  # the plan leaves nothing that could grow
+        if grown <= self._budget.size // SLACK and not full:
             return
         known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
         known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)

@@ -152,6 +152,19 @@ class Bases(unittest.TestCase):
                     rt._planner._rebase("", known)
                 self.assertEqual((another, base + grown), (adopt.called, known.base), (measures, stage, peak))
 
+    def test_growth_beside_a_plan_that_leaves_nothing(self):
+        """The smallest growth needs another plan then, which leaves more."""
+        model = stack(Block, 3)
+        with runtime("budget") as rt:
+            rt.attach(model)
+            train(model, one_pass, RECORDED + 1, rt)
+            known, size = rt._planner.keys[""], rt._budget.size
+            for squeezed, peak, grown, another in ((False, size - 10, 11, False), (True, size - 10, 10, False), (True, size - 10, 11, True), (True, size, -1, False), (True, size, 0, False)):
+                base, known.stage, known.peak, known.squeezed = known.base, "settled", peak, squeezed
+                with mock.patch.object(rt._budget, "held_now", lambda: base + grown), mock.patch.object(rt._planner, "_adopt", return_value=True) as adopt:
+                    rt._planner._rebase("", known)
+                self.assertEqual((another, base + another * grown), (adopt.called, known.base), (squeezed, peak, grown))
+
     @unittest.skipUnless(DEVICE == "cpu", "budgets of some KiB: the libraries of a GPU alone hold more. RealPeaks of test_budget.py has budgets there")
     def test_state_of_an_optimiser(self):
         model = stack(Layer, 4)
