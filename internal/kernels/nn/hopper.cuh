@@ -180,6 +180,15 @@ DEVICE void read_two_of(u64 p, u32 far, int at, int left, float *x) {
                  : "memory");
 }
 
+// ---- numbers
+
+// inverse_root has an error of about 2^-23 times the result.
+DEVICE float inverse_root(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---- groups of warps
 
 // pause gives the rest of the block about half a microsecond.

@@ -40,9 +40,14 @@ template <class T> DEVICE T row_sum(const Team &t, T v, u32 turn) {
     u32 first = warp() - t.member / 32, count = t.size / 32;
     if (lane() == 0) part[turn % 2][warp()] = v;
     barrier(1 + first / 2, t.size); // barrier 0 is the block's
-    v = part[turn % 2][first];
+    const T *of = part[turn % 2] + first;
+    v = {};
 #pragma unroll 1
-    for (u32 w = first + 1; w < first + count; w++) v = plus(v, part[turn % 2][w]);
+    for (u32 w = 0; w < count; w += 4) { // at most four are read at once
+        T x[4] = {of[w], of[w + 1]};
+        if (count > 2) x[2] = of[w + 2], x[3] = of[w + 3];
+        v = plus(plus(plus(plus(v, x[0]), x[1]), x[2]), x[3]);
+    }
     return v;
 }
 

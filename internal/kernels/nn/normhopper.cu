@@ -14,6 +14,19 @@ struct Scales {
     float r, back;
 };
 
+// Numbers are what a thread has of an operand. They stay fp32 while a row is computed: to widen them
+// again would take longer.
+struct Numbers {
+    float v[KEEP][STEP];
+    // each calls f for each of them.
+    template <class F> static DEVICE void each(F f) {
+#pragma unroll
+        for (u32 k = 0; k < KEEP; k++)
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) f(k, e);
+    }
+};
+
 // grad_rows computes rows. The teams of all blocks take turns with them.
 template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matrix &dx, const Matrix &x, const Matrix &dy, const Matrix &more, u64 w, u64 scratch) {
     SHARED Scales late[GRAD_THREADS / 32][stages]; // of the last rows of a team
@@ -38,87 +51,77 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
         }
         seal();
     };
-    auto get = [&](u32 stage, u32 operand, Vec(&v)[KEEP]) INLINE {
+    u32 stage = 0, turn = 0;
+    auto next = [&] { stage = stage + 1 == stages ? 0 : stage + 1; };
+    auto vector = [&](u32 operand, u32 k) INLINE { return column(k) < n ? *place(stage, operand, k) : Vec{0, 0, 0, 0}; };
+    auto get = [&](u32 operand) INLINE {
+        Numbers x;
 #pragma unroll
-        for (u32 k = 0; k < KEEP; k++) v[k] = column(k) < n ? *place(stage, operand, k) : Vec{0, 0, 0, 0};
-        forget(v);
+        for (u32 k = 0; k < KEEP; k++) widen(vector(operand, k), x.v[k]);
+        return x;
     };
 #pragma unroll
     for (u32 s = 0; s < stages; s++) begin(row + s * apart, s);
-    Vec weight[KEEP];
-    hold(t, w, n, weight);
+    Vec vectors[KEEP];
+    hold(t, w, n, vectors);
+    Numbers weight;
+#pragma unroll
+    for (u32 k = 0; k < KEEP; k++) widen(vectors[k], weight.v[k]);
     Weight<KEEP> dw;
     dw.clear();
-    auto scales = [&](Vec(&xs)[KEEP], Vec(&dys)[KEEP], u32 turn) INLINE {
-        float a[STEP], b[STEP], c[STEP];
+    const float over = 1 / (float)n;
+    // scales returns a row's factors, and adds to the weight's gradient.
+    auto scales = [&](const Numbers &x, const Numbers &dy) INLINE {
         Two s = {0, 0};
-#pragma unroll
-        for (u32 k = 0; k < KEEP; k++) {
-            widen(xs[k], a);
-            widen(dys[k], b);
-            widen(weight[k], c);
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) {
-                s.a += a[e] * a[e];
-                s.b += b[e] * c[e] * a[e];
-            }
-        }
+        Numbers::each([&](u32 k, u32 e) INLINE {
+            s.a += x.v[k][e] * x.v[k][e];
+            s.b += dy.v[k][e] * weight.v[k][e] * x.v[k][e];
+        });
         s = row_sum(t, s, turn);
-        forget(xs);
-        forget(dys);
-        forget(weight);
-        float r = m.scale(s.a);
-        return Scales{r, r * r * r * s.b / (float)n};
+        float r = inverse_root(s.a * over + m.epsilon);
+        Numbers::each([&](u32 k, u32 e) INLINE { dw.v[k][e] += dy.v[k][e] * x.v[k][e] * r; });
+        return Scales{r, r * r * r * s.b * over};
     };
-    // finish adds to the weight's gradient, or writes the row's, or both.
-    auto finish = [&](Vec(&xs)[KEEP], Vec(&dys)[KEEP], Vec(&mores)[KEEP], Scales s, bool sums, bool writes) INLINE {
-        float a[STEP], b[STEP], c[STEP];
+    // put_row writes the gradient of a row, with the gradient of the residual if that comes along.
+    auto put_row = [&](Numbers &x, const Numbers &dy, Vec(&more)[KEEP], Scales s) INLINE {
+        Numbers::each([&](u32 k, u32 e) INLINE { x.v[k][e] = dy.v[k][e] * weight.v[k][e] * s.r - x.v[k][e] * s.back; });
 #pragma unroll
         for (u32 k = 0; k < KEEP; k++) {
             if (column(k) >= n) continue;
-            widen(xs[k], a);
-            widen(dys[k], b);
-            widen(weight[k], c);
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) {
-                if (sums) dw.v[k][e] += b[e] * a[e] * s.r;
-                a[e] = b[e] * c[e] * s.r - a[e] * s.back;
-            }
-            if (!writes) continue;
             if (plus) {
-                widen(mores[k], b);
+                float b[STEP];
+                widen(more[k], b);
 #pragma unroll
-                for (u32 e = 0; e < STEP; e++) a[e] += b[e];
+                for (u32 e = 0; e < STEP; e++) x.v[k][e] += b[e];
             }
-            write(dx.at(row, column(k)), narrowed(a));
+            write(dx.at(row, column(k)), narrowed(x.v[k]));
         }
     };
-    u32 stage = 0, turn = 0;
-    auto next = [&] { stage = stage + 1 == stages ? 0 : stage + 1; };
+    auto get_more = [&](Vec(&more)[KEEP]) INLINE {
+#pragma unroll
+        for (u32 k = 0; plus && k < KEEP; k++) {
+            more[k] = vector(2, k);
+            forget(more[k]);
+        }
+    };
 #pragma unroll 1
     for (; turn < early; turn++, row += apart) {
-        Vec xs[KEEP], dys[KEEP], mores[KEEP];
         arrived<stages - 1>();
-        get(stage, 0, xs);
-        get(stage, 1, dys);
-        if (plus) get(stage, 2, mores);
+        Numbers x = get(0), dy = get(1);
+        Vec more[KEEP];
+        get_more(more);
         begin(row + stages * apart, stage);
         next();
-        Scales s = scales(xs, dys, turn);
-        finish(xs, dys, mores, s, true, true);
+        put_row(x, dy, more, scales(x, dy));
     }
     const u32 first = stage;
 #pragma unroll 1
     for (; turn < turns; turn++) {
-        Vec xs[KEEP], dys[KEEP];
         arrived<stages - 1>();
         seal();
-        get(stage, 0, xs);
-        get(stage, 1, dys);
-        next();
-        Scales s = scales(xs, dys, turn);
+        Scales s = scales(get(0), get(1));
         if (t.member == 0) late[own][turn - early] = s;
-        finish(xs, dys, xs, s, true, false);
+        next();
     }
     // The sums of teams are added up in order.
     float *all = reinterpret_cast<float *>(pool + room);
@@ -144,12 +147,11 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
     stage = first;
 #pragma unroll 1
     for (turn = early; turn < turns; turn++, row += apart) {
-        Vec xs[KEEP], dys[KEEP], mores[KEEP];
-        get(stage, 0, xs);
-        get(stage, 1, dys);
-        if (plus) get(stage, 2, mores);
+        Numbers x = get(0), dy = get(1);
+        Vec more[KEEP];
+        get_more(more);
         next();
-        finish(xs, dys, mores, late[own][turn - early], false, true);
+        put_row(x, dy, more, late[own][turn - early]);
     }
 }
 

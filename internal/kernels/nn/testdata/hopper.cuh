@@ -269,6 +269,8 @@ inline void read_two_of(u64 p, u32 far, int at, int left, float *x) {
     if (at < left) read_two(p, far, x);
 }
 
+inline float inverse_root(float x) { return 1 / sqrtf(x); }
+
 // ---- groups of warps
 
 inline void pause() { host_yield(); }
