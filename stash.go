@@ -127,7 +127,8 @@ type State interface {
 }
 
 // Protect registers a state that reruns must find as it was. A runtime without a stash
-// reruns no step and ignores it.
+// reruns a step only if states are protected, there is one rank, and the step is the first
+// to recompute something and finds no room for it.
 func (r *Runtime) Protect(s State) { r.rt.Protect(s) }
 
 // Outcome says how a step went on one rank, or on all ranks together.

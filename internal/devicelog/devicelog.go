@@ -21,6 +21,9 @@ type Log struct {
 	// Overlap leaves work of several streams, and looks at events, to the wrapped device, for
 	// tests whose clock stands still while there is work.
 	Overlap bool
+	// Unordered lists kinds of calls with their streams, such as "copy a#1". The order of such
+	// calls that follow each other does not count: that of a map, for example.
+	Unordered []string
 
 	mu      sync.Mutex
 	buffers map[*device.Buffer]string
@@ -39,18 +42,17 @@ func Wrap(d device.Device) (device.Device, *Log) {
 }
 
 // Take returns the calls since the last Take: how many there were of each kind, and a sum of
-// all. The order of like calls of one stream that follow each other does not count, because
-// maps have none.
+// all.
 func (l *Log) Take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, counts := fnv.New32a(), map[string]int{}
-	for i := 0; i < len(l.lines); {
-		from := i
-		for i < len(l.lines) && kind(l.lines[i]) == kind(l.lines[from]) {
-			i++
+	for i, from := 0, 0; i < len(l.lines); i++ {
+		of := l.unordered(l.lines[i])
+		if of == "" || of != l.unordered(l.lines[from]) {
+			from = i
 		}
-		slices.Sort(l.lines[from:i])
+		slices.Sort(l.lines[from : i+1])
 	}
 	for _, line := range l.lines {
 		fmt.Fprintln(h, line)
@@ -66,10 +68,14 @@ func (l *Log) Take() string {
 	return fmt.Sprintf("%s: %08x", strings.Join(words, ", "), h.Sum32())
 }
 
-// kind returns what a call does, and on which stream.
-func kind(line string) string {
-	f := strings.SplitN(line, " ", 3)
-	return strings.Join(f[:min(2, len(f))], " ")
+// unordered returns the entry of Unordered that a call belongs to, or nothing.
+func (l *Log) unordered(line string) string {
+	for _, u := range l.Unordered {
+		if strings.HasPrefix(line, u+" ") {
+			return u
+		}
+	}
+	return ""
 }
 
 // Lines returns the calls since the last Take, a line each.

@@ -32,6 +32,7 @@ type Runtime struct {
 	outputs *[]*Tensor           // of the scope under way
 	scope   *capture.Key         // that it is, or nil
 	redone  map[capture.Key]bool // captured forward passes with groups to recompute
+	states  []stash.State        // without a stash: what a rerun must find as it was
 	stamps  []device.Event       // of a recorded step
 	stamped int
 }
@@ -173,8 +174,10 @@ func (r *Runtime) NewWorkspace(name string, sets int, limit stash.Rows, tensors 
 
 // Protect registers a state that a rerun of a step must find as it was.
 func (r *Runtime) Protect(s stash.State) {
-	if r.stash != nil { // without a stash no step is rerun
+	if r.stash != nil {
 		r.stash.Protect(s)
+	} else {
+		r.states = append(r.states, s)
 	}
 }
 

@@ -6,6 +6,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/capture"
@@ -64,11 +65,34 @@ func (r *Runtime) Step(key memory.Key, body func(*Step) error) error {
 		return r.scopes.Run(k, run)
 	}
 	if r.stash == nil {
-		err = issue(0)
+		err = r.attempt(l, issue)
 	} else {
 		err = r.stash.Transact(key, issue)
 	}
 	return r.conclude(key, l, err)
+}
+
+// attempt issues a step of a runtime without a stash. The first step that recomputes
+// something may find no room, because free memory lies in pieces. If the step can be undone,
+// it is, and is recorded again without recomputing. Ranks that depend on each other cannot
+// agree on that in the middle of a step, so one of several fails.
+func (r *Runtime) attempt(l *learned, issue func(attempt int) error) error {
+	s, tries := r.cfg.Compute, l.first != nil && (r.cfg.Repeats || len(r.states) > 0) && r.cfg.Reduce == nil
+	for _, x := range r.states {
+		if tries {
+			x.Save(s)
+		}
+	}
+	err := issue(0)
+	var full *residency.Full
+	if !tries || !errors.As(err, &full) {
+		return err
+	}
+	r.cfg.Log.Info("stowage: there is no room to recompute; the step runs again without", "rank", r.cfg.Rank, "why", err)
+	for _, x := range slices.Backward(r.states) {
+		x.Restore(s)
+	}
+	return issue(1)
 }
 
 // Begin begins a step for loops that cannot give a body; End ends it. What Step's body

@@ -161,7 +161,7 @@ func TestWaitingReturnsErrors(t *testing.T) {
 	}
 }
 
-// New memory is never read: shards begin as zeros, and a step's gradients too.
+// New memory is never read: shards begin as zeros. They have the bytes of their types.
 func TestShardsBeginAsZeros(t *testing.T) {
 	for _, main := range []bucket.Type{BF16, FP32} {
 		err := check.On(cpuDevice, func(dev device.Device) error {
@@ -170,6 +170,10 @@ func TestShardsBeginAsZeros(t *testing.T) {
 			l, err := newLone(dev, Config{Units: us, Pool: bucket.Arena, Prefetch: 1, Behind: 1, GradComm: FP32, MainGrads: main})
 			if err != nil {
 				return err
+			}
+			held, n := &l.p.shards, memory.Bytes(l.p.layout.elements)
+			if held.weights.Size() != 4*n || held.grads.Size() != main.Size*n || held.params.Size() != 2*memory.Bytes(l.p.layout.narrow) || (held.wide != nil) != (main == BF16) {
+				t.Errorf("%s: %d weights, %d gradients and %d parameters for %d elements", main.Name, held.weights.Size(), held.grads.Size(), held.params.Size(), n)
 			}
 			for _, x := range l.p.Shards() {
 				for i, r := range []device.Range{x.Weights, x.Params, x.Grads} {

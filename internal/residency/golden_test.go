@@ -26,6 +26,9 @@ func TestDecisionsStayGood(t *testing.T) {
 			var peak, host, top, events memory.Bytes
 			for seed := block * 20; seed < block*20+20; seed++ {
 				p := of.write(rand.New(rand.NewPCG(seed, 11)).IntN, 20+int(seed%120))
+				if !p.cfg.Borrowed {
+					p.cfg.Align = 1 << (seed % 3)
+				}
 				r := p.run(-1)
 				if r.x.wrong != "" {
 					t.Fatalf("seed %d: %s", seed, r.x.wrong)
