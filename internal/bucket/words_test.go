@@ -1,3 +1,5 @@
+// This file owns names, refusals and the memory of pools at its limits.
+
 package bucket
 
 import (

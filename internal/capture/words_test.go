@@ -1,3 +1,5 @@
+// This file owns what scopes trace and say, and errors that must not be lost.
+
 package capture
 
 import (

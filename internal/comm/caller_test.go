@@ -1,3 +1,5 @@
+// This file owns the checks of calls, registered memory and groups that cannot be made.
+
 package comm
 
 import (

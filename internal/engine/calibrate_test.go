@@ -334,8 +334,8 @@ func TestDrawnTimesLeaveRoom(t *testing.T) {
 		all := extent(t, c)
 		link := 1e6 * math.Exp(draw.Float64()*7)
 		c.SavedLimit, c.Links = all*memory.Bytes(20+draw.IntN(70))/100/256*256, memory.Links{Out: link, In: link}
-		c.Repeats = true
 		must(t, c, func(l *loop, rng *rand.Rand) error {
+			l.rt.Protect(register{"nothing", new([]string)})
 			work := l.work
 			for i := range 4 {
 				l.work = time.Duration(float64(work) * math.Exp(draw.Float64()*4-2))
@@ -453,24 +453,22 @@ func TestStepRunsAgainWithoutRecomputing(t *testing.T) {
 	full, other := &residency.Full{Asked: 1}, errors.New("another reason")
 	agree := func(v stash.Outcome) (stash.Outcome, error) { return v, nil }
 	for name, x := range map[string]struct {
-		fails   error
-		repeats bool
-		states  int
-		reduce  func(stash.Outcome) (stash.Outcome, error)
-		again   bool
-		notes   string
+		fails  error
+		states int
+		reduce func(stash.Outcome) (stash.Outcome, error)
+		again  bool
+		notes  string
 	}{
-		"nothing is known of its states": {full, false, 0, nil, false, "[]"},
-		"it keeps none":                  {full, true, 0, nil, true, "[]"},
-		"they are protected":             {full, false, 2, nil, true, "[save a save b restore b restore a]"},
-		"there are other ranks":          {full, true, 2, agree, false, "[]"},
-		"another error":                  {other, true, 1, nil, false, "[save a]"},
-		"nothing":                        {nil, true, 1, nil, false, "[save a]"},
+		"nothing is known of its states": {full, 0, nil, false, "[]"},
+		"they are protected":             {full, 2, nil, true, "[save a save b restore b restore a]"},
+		"there are other ranks":          {full, 2, agree, false, "[]"},
+		"another error":                  {other, 1, nil, false, "[save a]"},
+		"nothing":                        {nil, 1, nil, false, "[save a]"},
 	} {
 		c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: time.Millisecond, dry: true}
 		c.pipeline.Microbatches = 1
 		c.SavedLimit, c.Links = extent(t, on(0, Config{}).like(c))*61/100/256*256, memory.Links{Out: 4e6, In: 4e6}
-		c.Repeats, c.Reduce = x.repeats, x.reduce
+		c.Reduce = x.reduce
 		must(t, c, func(l *loop, rng *rand.Rand) error {
 			var notes []string
 			for i := range x.states {

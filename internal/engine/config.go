@@ -77,10 +77,6 @@ type Config struct {
 	// that this rank captures what it issues alone.
 	Together Together
 
-	// Repeats says that a step may run again from its beginning if it fails, also if Protect
-	// was called for nothing: the step keeps no state, or sets it first.
-	Repeats bool
-
 	Rank   int // in errors, summaries and traces
 	Stage  int // of the pipeline; ByHand.DeltaBytes uses it
 	Reduce func(stash.Outcome) (stash.Outcome, error)

@@ -73,11 +73,11 @@ func (r *Runtime) Step(key memory.Key, body func(*Step) error) error {
 }
 
 // attempt issues a step of a runtime without a stash. The first step that recomputes
-// something may find no room, because free memory lies in pieces. If the step can be undone,
-// it is, and is recorded again without recomputing. Ranks that depend on each other cannot
-// agree on that in the middle of a step, so one of several fails.
+// something may find no room, because free memory lies in pieces. If states are protected,
+// the step is undone and recorded again without recomputing. Ranks that depend on each
+// other cannot agree on that in the middle of a step, so one of several fails.
 func (r *Runtime) attempt(l *learned, issue func(attempt int) error) error {
-	s, tries := r.cfg.Compute, l.first != nil && (r.cfg.Repeats || len(r.states) > 0) && r.cfg.Reduce == nil
+	s, tries := r.cfg.Compute, l.first != nil && len(r.states) > 0 && r.cfg.Reduce == nil
 	for _, x := range r.states {
 		if tries {
 			x.Save(s)

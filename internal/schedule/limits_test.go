@@ -1,3 +1,5 @@
+// This file owns impossible pipelines, schedules that are compared, and sizers at their limits.
+
 package schedule
 
 import (
