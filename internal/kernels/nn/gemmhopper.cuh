@@ -19,43 +19,24 @@
 #define GROUP 128u    // threads of a group of warps
 #define FORM_THREADS (3 * GROUP)
 
-// These are forms of the kernel. Either two groups share a tile, which reads least if it has 256
-// columns: Shared, and Square, Middle and Broad for results that these fit better. Or they take
-// turns with smaller tiles, and one stores while the other multiplies: Turns, Low and Slim. With
-// begins, sums of fp32 begin with what they are added to, which is read in the other group's
-// turn. box is the rows of B in a copy, if these run along k; sharers is the number of blocks that a stage is brought to.
-struct Shared {
-    static constexpr u32 high = 128, wide = 256, box = 64, stages = 4, sharers = CLUSTER;
-    static constexpr bool turns = false, begins = false;
+// FormOf is a form of the kernel: the rows and columns of a tile, and the stages. Either two groups share
+// a tile, which reads least if it has 256 columns: Shared, and Square, Middle, Broad and Narrow for results that
+// these fit better. Or they take turns with smaller tiles, and one stores while the other multiplies: Turns,
+// Low and Slim. With begins, sums of fp32 begin with what they are added to, which is read in the other group's turn. box is
+// the rows of B in a copy, if these run along k; sharers is the number of blocks that a stage is brought to.
+template <u32 high_, u32 wide_, u32 stages_, bool turns_ = false, bool begins_ = false, u32 box_ = 64, u32 sharers_ = CLUSTER> struct FormOf {
+    static constexpr u32 high = high_, wide = wide_, box = box_, stages = stages_, sharers = sharers_;
+    static constexpr bool turns = turns_, begins = begins_;
 };
-struct Square {
-    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = CLUSTER;
-    static constexpr bool turns = false, begins = false;
-};
-struct Middle {
-    static constexpr u32 high = 128, wide = 192, box = 64, stages = 5, sharers = CLUSTER;
-    static constexpr bool turns = false, begins = false;
-};
-struct Broad {
-    static constexpr u32 high = 128, wide = 288, box = 144, stages = 4, sharers = CLUSTER;
-    static constexpr bool turns = false, begins = false;
-};
-struct Turns {
-    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = CLUSTER;
-    static constexpr bool turns = true, begins = false;
-};
-struct Low {
-    static constexpr u32 high = 64, wide = 256, box = 64, stages = 5, sharers = CLUSTER;
-    static constexpr bool turns = true, begins = true;
-};
-struct Slim {
-    static constexpr u32 high = 64, wide = 256, box = 64, stages = 5, sharers = CLUSTER;
-    static constexpr bool turns = true, begins = false;
-};
-struct Half {
-    static constexpr u32 high = 128, wide = 128, box = 64, stages = 6, sharers = 1;
-    static constexpr bool turns = false, begins = true;
-};
+typedef FormOf<128, 256, 4> Shared;
+typedef FormOf<128, 128, 6> Square;
+typedef FormOf<128, 192, 5> Middle;
+typedef FormOf<128, 288, 4, false, false, 144> Broad;
+typedef FormOf<128, 144, 6, false, false, 72> Narrow;
+typedef FormOf<128, 128, 6, true> Turns;
+typedef FormOf<64, 256, 5, true> Slim;
+typedef FormOf<64, 256, 5, true, true> Low;
+typedef FormOf<128, 128, 6, false, true, 64, 1> Half;
 
 // Place is a block's tile: where its operands begin in their matrices, and what is stored.
 struct Place {
@@ -74,7 +55,7 @@ struct Target {
     template <u32 wide, bool begun> DEVICE void store(const Place &at, u32 first, const float *c) const;
 };
 
-DEVICE u32 pieces(u32 n, u32 size) { return (n + size - 1) / size; }
+DEVICE constexpr u32 pieces(u32 n, u32 size) { return (n + size - 1) / size; }
 
 // pairs_of returns how many pairs of tiles a product of high x wide tiles consists of:
 // pairs of rows, and if a row is left over, pairs of its columns.
@@ -295,37 +276,37 @@ DEVICE void write_half(const Row *rows, u32 part, const float *y) {
     }
 }
 
-// write_whole stores them in fp32. Two lanes of a row exchange pairs, so that each has four
+// write_whole stores one of the two rows in fp32. Two lanes of a row exchange pairs, so that each has four
 // neighbours, and then two rows exchange these, so that a warp stores whole lines of 128 bytes.
-// rows has both of the two, and both of eight further down. With add, memory adds them.
-template <bool add> DEVICE void write_whole(const Row *rows, u32 part, const float *y) {
+// rows has both of the two, and both of eight further down. With add, memory adds them. Caches evict them
+// first: they are more than fits, and would take the place of A and B.
+template <bool add> DEVICE void write_whole(const Row *rows, u32 part, u32 h, const float *y) {
+    u32 x[2][4];
 #pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        u32 x[2][4];
+    for (u32 q = 0; q < 2; q++) {
 #pragma unroll
-        for (u32 q = 0; q < 2; q++) {
+        for (u32 i = 0; i < 4; i++) x[q][i] = bits(y[8 * q + i / 2 * 4 + i % 2 + 2 * h]);
+        swap(x[q][0], x[q][2], 1);
+        swap(x[q][1], x[q][3], 1);
+    }
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) x[q][i] = bits(y[8 * q + i / 2 * 4 + i % 2 + 2 * h]);
-            swap(x[q][0], x[q][2], 1);
-            swap(x[q][1], x[q][3], 1);
-        }
+    for (u32 i = 0; i < 4; i++) swap(x[0][i], x[1][i], 4);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) swap(x[0][i], x[1][i], 4);
-#pragma unroll
-        for (u32 q = 0; q < 2; q++) {
-            const Row &row = rows[2 * h + q];
-            Vec v = {x[q][0], x[q][1], x[q][2], x[q][3]};
-            if (32 * (int)part >= row.left) continue;
-            if (add) add_far(row.at, 128 * part, v);
-            else write_far(row.at, 128 * part, v);
-        }
+    for (u32 q = 0; q < 2; q++) {
+        const Row &row = rows[2 * h + q];
+        Vec v = {x[q][0], x[q][1], x[q][2], x[q][3]};
+        if (32 * (int)part >= row.left) continue;
+        if (add) add_far(row.at, 128 * part, v);
+        else put_far(row.at, 128 * part, v);
     }
 }
 
 // store_as stores 64 rows of a tile from row first on, in bf16 (half) or fp32. With plus
-// it adds what is there in the same type; with add, memory adds fp32 numbers.
-template <u32 wide, bool half, bool plus, bool add = false> DEVICE void store_as(const Place &at, const Target &to, u32 first, const float *c) {
-    constexpr u32 type = half ? BF16 : F32;
+// it adds what is there in the same type; with add, memory adds fp32 numbers. With eights a warp stores
+// eight rows to their end before the next eight.
+template <u32 wide, bool half, bool plus, bool add = false, bool eights = false> DEVICE void store_as(Place at, const Target &to, u32 first, const float *c) {
+    constexpr u32 type = half ? BF16 : F32, last = pieces(wide, 32), most = eights ? 1 : 2;
+    if (wide % 32 != 0) at.cols = least(at.cols, wide);
     u32 g = lane() / 4, t = lane() % 4, row = first + warp() % 4 * 16;
     Row rows[4], more[2];
 #pragma unroll
@@ -335,16 +316,20 @@ template <u32 wide, bool half, bool plus, bool add = false> DEVICE void store_as
 #pragma unroll
         for (u32 q = 0; !half && q < 2; q++) rows[2 * h + q] = row_of(at.c, to.pitch, type, at, row + g / 2 * 2 + q + 8 * h, 2 * t + t % 2 * 6 + g % 2 * 16);
     }
-    float x[2][16];
-    if (plus) read_part<half>(more, 0, x[0]);
 #pragma unroll
-    for (u32 part = 0; part < wide / 32; part++) {
-        float y[16];
-        if (plus && part + 1 < wide / 32) read_part<half>(more, part + 1, x[(part + 1) % 2]);
+    for (u32 from = 0; from < 2; from += most) {
+        float x[2][16];
+        if (plus) read_part<half>(more, 0, x[0]);
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) y[i] = plus ? c[16 * part + i] + x[part % 2][i] : c[16 * part + i];
-        if (half) write_half(rows, part, y);
-        else write_whole<add>(rows, part, y);
+        for (u32 part = 0; part < last; part++) {
+            float y[16];
+            if (plus && part + 1 < last) read_part<half>(more, part + 1, x[(part + 1) % 2]);
+#pragma unroll
+            for (u32 i = 0; i < 16; i++) y[i] = 16 * part + i >= wide / 2 ? 0 : plus ? c[16 * part + i] + x[part % 2][i] : c[16 * part + i];
+            if (half) write_half(rows, part, y);
+#pragma unroll
+            for (u32 h = from; !half && h < from + most; h++) write_whole<add>(rows, part, h, y);
+        }
     }
 }
 
@@ -355,7 +340,7 @@ template <u32 wide, bool begun> DEVICE void Target::store(const Place &at, u32 f
         if (at.plus == 0) store_as<wide, true, false>(at, *this, first, c);
         else store_as<wide, true, true>(at, *this, first, c);
     } else if (begun || at.plus == 0) {
-        store_as<wide, false, false>(at, *this, first, c);
+        store_as<wide, false, false, false, begun>(at, *this, first, c);
     } else if (at.plus == at.c) {
         store_as<wide, false, false, true>(at, *this, first, c);
     } else {

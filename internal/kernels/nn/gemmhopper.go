@@ -27,11 +27,12 @@ type hopperForm struct {
 
 var (
 	// Two groups of warps share a tile, which reads least. Nobody multiplies while they
-	// store it. The others fit some results better; the last one is for a transposed B.
+	// store it. The others fit some results better; the last two are for a transposed B.
 	hopperShared = hopperForm{suffix: "", high: 128, wide: 256, stages: 4}
 	hopperSquare = hopperForm{suffix: "_square", high: 128, wide: 128, stages: 6}
 	hopperMiddle = hopperForm{suffix: "_middle", high: 128, wide: 192, stages: 5}
 	hopperBroad  = hopperForm{suffix: "_broad", high: 128, wide: 288, stages: 4, box: 144}
+	hopperNarrow = hopperForm{suffix: "_narrow", high: 128, wide: 144, stages: 6, box: 72}
 	// Two groups of warps take turns: one stores its tile while the other multiplies.
 	hopperTurns = hopperForm{suffix: "_turns", high: 128, wide: 128, stages: 6}
 	hopperSlim  = hopperForm{suffix: "_slim", high: 64, wide: 256, stages: 5}
@@ -47,7 +48,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -58,7 +59,7 @@ func newHopperKernels(name string) hopperKernels {
 
 var (
 	gemmHopper        = newHopperKernels("gemm_n")
-	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, low, half
+	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, square, middle, low, half
 	groupedHopper     = newHopperKernels("grouped_n")
 	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn, low
 )
@@ -126,6 +127,7 @@ func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 		{hopperSquare, 4, 60, -2},
 		{hopperMiddle, 1, 80, 0},
 		{hopperBroad, 3, 90, 0},
+		{hopperNarrow, 6, 60, 0},
 		{hopperSlim, 6, 0, 6},
 		{hopperTurns, 3, 40, 6},
 	} {
@@ -133,7 +135,7 @@ func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 		if rounds <= 4 {
 			c.slower += c.few
 		}
-		if cost := rounds * c.high * c.wide * (k*(100+c.slower) + 100*c.store); cost < least && (transB || c.hopperForm != hopperBroad) {
+		if cost := rounds * c.high * c.wide * (k*(100+c.slower) + 100*c.store); cost < least && (transB || c.box == 0) {
 			best, least = c.hopperForm, cost
 		}
 	}
@@ -149,18 +151,28 @@ func hopperGroupedForm(n, k int) hopperForm {
 	return hopperFormOf(n)
 }
 
-// hopperTurnedForm returns the faster form for the gradient of m x n weights. The three add up in
-// different orders, so the choice does not depend on the number of rows: 4096
-// of them take about 72,000 cycles in a tile of hopperShared, 6,000 of which are to store it, and
-// 37,000 in one of hopperLow, whose smaller tiles wait for memory.
-func hopperTurnedForm(m, n int) hopperForm {
-	switch {
-	case hopperCluster*hopperHalf.tiles(m, n) <= hopperUnits:
+// hopperTurnedForm returns the fastest form for the gradient of m x n weights. They add up in
+// different orders, so the choice does not depend on the number of rows. cost is what a tile takes in
+// percent of one of hopperShared, as measured on an H200. Tiles of which half is empty run ahead of the others,
+// so that B is read again: a row of them counts half as much again.
+func hopperTurnedForm(m, n int) (best hopperForm) {
+	if hopperCluster*hopperHalf.tiles(m, n) <= hopperUnits {
 		return hopperHalf
-	case 72*hopperShared.rounds(m, n) < 37*hopperLow.rounds(m, n):
-		return hopperShared
 	}
-	return hopperLow
+	least := math.Inf(1)
+	for _, c := range []struct {
+		hopperForm
+		cost float64
+	}{{hopperShared, 100}, {hopperMiddle, 76}, {hopperSquare, 52}, {hopperLow, 55}} {
+		cost := c.cost * float64(c.rounds(m, n))
+		if (m-1)%c.high < c.high-hopperLow.high {
+			cost *= 1 + 0.5*float64(c.high)/float64(m)
+		}
+		if cost < least {
+			best, least = c.hopperForm, cost
+		}
+	}
+	return best
 }
 
 // even reports whether rows consist of whole steps of eight numbers at multiples of 16

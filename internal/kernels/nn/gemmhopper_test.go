@@ -25,8 +25,13 @@ func (d gemmDraw) even(kind kernels.Number, rows, cols int) Matrix {
 	return x
 }
 
-// hopperCase returns a dense product that the kernels for Hopper compute.
+// hopperCase returns a dense product that the kernels for Hopper compute, in one of their forms.
 func hopperCase(t testing.TB, i int, sizes hopperSizes) *tensorCase {
+	return hopperInForms(t, i, sizes)(i / 3)
+}
+
+// hopperInForms returns a product in all forms that there are for it.
+func hopperInForms(t testing.TB, i int, sizes hopperSizes) func(form int) *tensorCase {
 	d := newGemmDraw(t, i, 64<<20)
 	one := func(of []int) int { return of[d.IntN(len(of))] }
 	m, n, k := one(sizes.m), one(sizes.n), one(sizes.k)
@@ -41,26 +46,28 @@ func hopperCase(t testing.TB, i int, sizes hopperSizes) *tensorCase {
 	case 1:
 		p.Plus = d.even(p.C.Type, m, n)
 	}
-	return &tensorCase{
-		name:   fmt.Sprintf("product %d of %d x %d x %d", i, m, n, k),
-		memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
-		launches: func(b *device.Buffer) []device.Launch {
-			q := p
-			q.A, q.B, q.C, q.Plus = p.A.inBuffer(b), p.B.inBuffer(b), p.C.inBuffer(b), p.Plus.inBuffer(b)
-			return []device.Launch{q.inForm(i / 3)}
-		},
+	return func(form int) *tensorCase {
+		return &tensorCase{
+			name:   fmt.Sprintf("product %d of %d x %d x %d", i, m, n, k),
+			memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
+			launches: func(b *device.Buffer) []device.Launch {
+				q := p
+				q.A, q.B, q.C, q.Plus = p.A.inBuffer(b), p.B.inBuffer(b), p.C.inBuffer(b), p.Plus.inBuffer(b)
+				return []device.Launch{q.inForm(form)}
+			},
+		}
 	}
 }
 
 // inForm returns the launch of a product in one of the forms that there are for it, whatever
 // form its size asks for.
 func (p Product) inForm(i int) device.Launch {
-	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperTurns, hopperSlim, hopperSquare, hopperMiddle}
+	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperSquare, hopperMiddle, hopperTurns, hopperSlim}
 	if p.TransB {
-		forms = append(forms, hopperBroad)
+		forms = append(forms, hopperBroad, hopperNarrow)
 	}
 	if p.TransA {
-		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperLow, hopperHalf}
+		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperSquare, hopperMiddle, hopperLow, hopperHalf}
 	}
 	f := forms[i%len(forms)]
 	f.tune(&l, kernels, p.TransB, p.A, p.B, f.tiles(p.C.Rows, p.C.Cols))
@@ -135,6 +142,14 @@ func TestHopperGemmOnGPU(t *testing.T) {
 		hopperCase(t, i, hopperOnGPU).onGPU(t, g)
 	}
 	for i := range 12 {
+		forms := hopperInForms(t, i, hopperOnGPU)
+		want := forms(0).onceOnGPU(t, g)
+		// The last forms of gradients add up in another order, and others have five forms or more.
+		for f := 1; f < 7 && (f < 3 || i%3 != 2); f++ {
+			if c := forms(f); !bytes.Equal(c.onceOnGPU(t, g), want) {
+				t.Errorf("%s: form %d differs from the first", c.name, f)
+			}
+		}
 		swigluCase(t, i, 300, 600).onGPU(t, g)
 		swigluCase(t, i, 300, 600).sameOnGPU(t, g)
 	}
@@ -150,8 +165,12 @@ func TestHopperFormOfGradients(t *testing.T) {
 		{64, 2048, hopperHalf},
 		{4096, 4096, hopperShared}, // 512 tiles in 4 rounds, or 1024 in 8
 		{2048, 2048, hopperShared},
-		{7168, 2048, hopperLow}, // 448 tiles in 4 rounds, or 896 in 7
-		{512, 4096, hopperLow},  // 64 tiles, or 128
+		{7168, 2048, hopperSquare}, // 448 tiles in 4 rounds, or 896 in 7
+		{512, 4096, hopperSquare},  // 64 tiles, or 128
+		{2304, 4096, hopperMiddle}, // 396 tiles in 3 rounds
+		{1536, 1536, hopperMiddle},
+		{576, 7168, hopperLow}, // half of the last row of larger tiles would be empty
+		{320, 5120, hopperLow},
 	} {
 		if got := hopperTurnedForm(c.m, c.n); got != c.want {
 			t.Errorf("%d x %d weights have form %q, want %q", c.m, c.n, got.suffix, c.want.suffix)
@@ -167,6 +186,8 @@ func TestHopperFormOfProducts(t *testing.T) {
 		want    hopperForm
 	}{
 		{8192, 576, 7168, true, hopperBroad}, // 128 tiles in one round
+		{4096, 576, 2048, true, hopperNarrow},
+		{4096, 576, 2048, false, hopperMiddle}, // only a transposed B has narrow tiles
 		{8192, 256, 4096, true, hopperSquare},
 		{8192, 512, 4096, true, hopperShared},
 		{8192, 384, 2048, true, hopperMiddle},

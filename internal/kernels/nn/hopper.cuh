@@ -160,6 +160,10 @@ DEVICE void await_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); 
 DEVICE void write_far(u64 p, u32 far, Vec v) {
     asm volatile("st.global.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// put_far is as put.
+DEVICE void put_far(u64 p, u32 far, Vec v) {
+    asm volatile("st.global.cs.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 // add_far has memory add four fp32 numbers. Subnormal ones may count as zero.
 DEVICE void add_far(u64 p, u32 far, Vec v) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

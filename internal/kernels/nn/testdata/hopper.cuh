@@ -253,6 +253,7 @@ inline void begun_early() {}
 inline u32 read_l2(u64 p) { return *host_at<u32>(p); }
 
 inline void write_far(u64 p, u32 far, Vec v) { *host_at<Vec>(p + far) = v; }
+inline void put_far(u64 p, u32 far, Vec v) { write_far(p, far, v); }
 inline void add_far(u64 p, u32 far, Vec v) {
     host_at<Vec>(p + far);
     const u32 x[4] = {v.x, v.y, v.z, v.w};
