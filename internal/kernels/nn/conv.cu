@@ -274,7 +274,7 @@ template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const M
 #pragma unroll
                 for (u32 i = 0; i < C::batch; i++) {
                     u32 r = least(row + i, there - 1);
-                    if (row >= there) continue;
+                    if (row >= end) continue; // sums are zero times what is there, which must be a number
                     k.bring_row(v.x, k.place(v.x, r), place(stage, 0, i));
                     k.bring_row(dy, k.place(dy, r), place(stage, 1, i));
                 }

@@ -187,6 +187,7 @@ static void host_run_block() {
     memset(host_fibre, 0, sizeof host_fibre);
     memset(host_warp, 0, sizeof host_warp);
     memset(host_all, 0, sizeof host_all);
+    for (u32 i = 0; i < host_cluster; i++) memset(host_pools[i], 0xff, host_shared); // NaNs
     static u32 left, i, all, chance = 1, idle, round;
     idle = round = 0;
     do {

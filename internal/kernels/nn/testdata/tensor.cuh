@@ -1,6 +1,6 @@
 // The words of tensor.cuh for the host. Copies into shared memory happen when they
-// are waited for, in odd blocks at once: both must do. The pool is full of NaNs at
-// the beginning of the program, and as large as a launch may ask for.
+// are waited for, in odd blocks at once: both must do. The pool is full of NaNs
+// when a block begins, and as large as a launch may ask for.
 
 #pragma once
 
