@@ -155,6 +155,27 @@ class Surroundings:
             yield
 
 
+# A module, and whether it was training.
+Mode = Tuple[torch.nn.Module, bool]
+
+
+def modes_again(modes: Sequence[Mode]) -> Any:
+    """Returns a context in which modules train if they did: model.eval() may come before the backward pass."""
+    other = [m for m, training in modes if m.training != training]
+    return _switched(other) if other else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _switched(modules: Sequence[torch.nn.Module]) -> Any:
+    for m in modules:
+        m.training = not m.training
+    try:
+        yield
+    finally:
+        for m in modules:
+            m.training = not m.training
+
+
 class Random:
     """The state of the random numbers on the CPU and on one GPU."""
 
@@ -258,14 +279,15 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "values", "timed", "holder", "first", "__weakref__")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0) -> None:
         self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
-        self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
+        self.weights: Dict[torch.Tensor, int] = {}  # and their versions
+        self.modes: List[Mode] = []
         self.values: Dict[int, torch.Tensor] = {}
 
     def pack(self, t: torch.Tensor) -> Any:
@@ -273,11 +295,18 @@ class Whole:
         if i and i == self.first:
             return self.holder.pack(t)
         self.shapes.append((t.shape, t.dtype))
+        base: Any = t._base if t._is_view() else t
+        if base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter):
+            self.weights.setdefault(base, version_of(base))  # it may be no weight of the block
         return i
 
     def end(self) -> None:
         """Ends the forward pass: weights must not change until the second one."""
-        self.weights = [(p, version_of(p)) for m in modules(self.module) for p in m._parameters.values() if p is not None]
+        for m in modules(self.module):
+            self.modes.append((m, m.training))
+            for p in m._parameters.values():
+                if p is not None:
+                    self.weights.setdefault(p, version_of(p))
 
     def unpack(self, i: Any) -> torch.Tensor:
         if type(i) is not int:
@@ -292,14 +321,14 @@ class Whole:
         return t
 
     def run(self) -> None:
-        for p, version in self.weights:
+        for p, version in self.weights.items():
             if version_of(p) != version:
                 raise Error(modified(p.dtype, p.shape, version, p._version))
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
         self.random.set()
         try:
-            with self.around.again():
+            with self.around.again(), modes_again(self.modes):
                 saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
         finally:
             now.set()
@@ -322,7 +351,7 @@ class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
     there is a recipe for its input, the input is not held, and the call is of its kind."""
 
-    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y", "uses")
+    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "mode", "dropped", "last", "values", "y", "uses")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
         self.module, self.forward, self.holder, self.before = module, forward, holder, before
@@ -331,7 +360,7 @@ class Small:
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
         self.grad = x.requires_grad
-        self.around = Surroundings()
+        self.around, self.mode = Surroundings(), (module, module.training)
         self.dropped: List[int] = []  # which of the tensors that the pass saves
         self.last = 0  # how many it saves
         self.values: Dict[int, torch.Tensor] = {}
@@ -388,7 +417,7 @@ class Small:
 
     def run(self) -> None:
         x = self.input().detach()
-        with self.around.again(), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
+        with self.around.again(), modes_again([self.mode]), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
             if not self.dropped:
                 state.again += 1
                 try:

@@ -175,10 +175,10 @@ def is_held(t: torch.Tensor) -> bool:
     make_graphed_callables at every replay, and those that have other parts of the storage without
     being views of it, as the gates of a recurrent cell have (torch.unsafe_chunk)."""
     base = t._base if t._is_view() else t
+    if base.numel() * base.element_size() < storage_of(t).nbytes():
+        return True
     if base.is_leaf:
         return bool(base.requires_grad) or type(base) is not torch.Tensor
-    if base is t and t.numel() * t.element_size() < storage_of(t).nbytes():
-        return True
     node = base.grad_fn
     name = node.name() if node is not None else ""
     if name != "ToCopyBackward0":

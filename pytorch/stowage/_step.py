@@ -47,7 +47,7 @@ def first_made(out: Any) -> Optional[torch.Tensor]:
     """Returns the first tensor of a result that has a backward pass: in containers of any class, data classes too."""
     if isinstance(out, torch.Tensor):
         return out if out.grad_fn is not None else None
-    inside = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else vars(out).values() if dataclasses.is_dataclass(out) else ()
+    inside = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else (getattr(out, f.name, None) for f in dataclasses.fields(out)) if dataclasses.is_dataclass(out) else ()
     return next((t for t in map(first_made, inside) if t is not None), None)
 
 

@@ -535,6 +535,22 @@ class Later(Planned):
                         model.blocks[1][2].weight.mul_(2.0)
                     loss.backward()
 
+    def test_weights_of_others_that_change_before_the_backward_pass(self):
+        other = torch.randn(8, 8, requires_grad=True)
+
+        class Uses(Block):
+            def forward(self, x):
+                return super().forward(x) @ other
+
+        model = stack(Uses)
+        with planned(model) as rt:
+            train(model, one_pass, SETTLED, rt)
+            with self.assertRaisesRegex(stowage.Error, "modified by an inplace operation"), rt.step():
+                loss = model(torch.randn(3, 4, 8)).square().mean()
+                with torch.no_grad():
+                    other.mul_(2.0)
+                loss.backward()
+
 
 if __name__ == "__main__":
     unittest.main()

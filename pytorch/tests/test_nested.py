@@ -208,6 +208,27 @@ class Nested(Planned):
                 self.assertEqual(times == 1, rt._planner.keys[""].by_library)
                 self.assertEqual({"layer": "recompute"} if times > 1 else {}, choices(rt) if times > 1 else {})
 
+    def test_other_mode_before_the_backward_pass(self):
+        """A second pass trains if the first did, and what is made again too."""
+
+        class Trains(Block):
+            def __init__(self):
+                super().__init__()
+                self.batch, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+            def forward(self, x):
+                return self.drop(super().forward(self.batch(x)))
+
+        def step(model, i):
+            model.train(i % 2 == 0 or i < SETTLED)
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            if i >= SETTLED:
+                model.train(i % 2 != 0)
+            loss.backward()
+            return loss
+
+        self.every_plan(stack(Trains), step, steps=SETTLED + 2)
+
     def test_frozen_blocks(self):
         model = stack(Layer, 3)
         model.first.requires_grad_(False)

@@ -248,7 +248,12 @@ class Results(unittest.TestCase):
             n: int
             x: object
 
-        for out in (t, (other, t), [None, {"a": other, "b": (t,)}], Output(a=3, b=t), Data(3, [other, t]), {"a": Data(1, None), "b": Data(2, t)}):
+        @dataclasses.dataclass
+        class Slots:
+            __slots__ = ("x",)
+            x: object
+
+        for out in (Slots(t), t, (other, t), [None, {"a": other, "b": (t,)}], Output(a=3, b=t), Data(3, [other, t]), {"a": Data(1, None), "b": Data(2, t)}):
             self.assertIs(t, first_made(out))
         for out in (None, 3, other, [other], Data(3, other), object()):
             self.assertIsNone(first_made(out))

@@ -139,6 +139,28 @@ def parts_that_are_no_views(g):
 
 
 @case
+def views_of_parts(g):
+    w, x = leaf(30, 60), torch.randn(20, 30)
+    a, b = torch.unsafe_chunk(x @ w, 2, -1)
+    with g("a"):
+        a = a.sigmoid_().view(20, 5, 6).square()
+    with g("b"):
+        b = b.tanh_().view(20, 5, 6).square()
+    return grads((a * b).sum(), w)
+
+
+@case
+def parts_without_gradients(g):
+    w, x = leaf(20, 30), torch.randn(20, 60)
+    a, b = torch.unsafe_chunk(x, 2, -1)
+    with g("a"):
+        y = a.exp_() * w
+    with g("b"):
+        z = b.sigmoid_() * w
+    return grads((y * z).sum(), w)
+
+
+@case
 def expanded(g):
     w, b = leaf(1, 25), leaf(12, 1)
     with g("a"):
