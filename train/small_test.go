@@ -161,8 +161,11 @@ func TestPartsOfATensor(t *testing.T) {
 		for i, name := range names {
 			var b bytes.Buffer
 			w, err := safetensors.NewWriter(&b, safetensors.NewLayout(nil, []safetensors.Tensor{{Name: name, Shape: []int{2}}}))
-			if err == nil {
-				err = w.Write(name, bytesOf([]float32{float32(10 * i), float32(10*i + 1)}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Write(name, bytesOf([]float32{float32(10 * i), float32(10*i + 1)})); err != nil {
+				t.Fatal(err)
 			}
 			r, err := safetensors.NewReader(bytes.NewReader(b.Bytes()), int64(b.Len()))
 			if err != nil {

@@ -445,15 +445,16 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
     are faster, and keep more."""
     found: Optional[Plan] = None
     small: Optional[TooSmall] = None
+    least = max(limit, 1)  # the solver takes no other, and says how much too little that is
     for m in sorted(divisions, key=lambda m: not m.ends):
         if found is not None and not m.ends and any(other.ends and other.like(m) for other in divisions):
             continue
-        asked, counted, tried = limit, 0, 0
+        asked, counted, tried = least, 0, 0
         never: Optional[Set[Unit]] = None  # once no plan was found: units whose second pass takes too much
         here: Optional[Plan] = None
         while tried < (TRIES if everything else 1) or everything and here is None and never is None:
             if tried == TRIES:
-                asked, tried, never = limit, 0, set()
+                asked, tried, never = least, 0, set()
             tried += 1
             request, names = m.request(asked, offload, everything, never)
             try:
@@ -483,7 +484,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
         # The solver counts too much, or too little. If it names no least it refuses such plans, as it does in tests.
         if everything and here is None and (small is None or small.least > 0):
-            strongest = m.strongest(m.request(limit, offload, everything)[0])
+            strongest = m.strongest(m.request(least, offload, everything)[0])
             here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:
             here = m.spared(m.exchanged(m.mixed(here, limit), limit), limit)

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Random, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
+from ._again import Holder, Made, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
 from ._bits import equal, near, same, seed
 from ._clock import Clock
 from ._compiled import is_compiled, kind
@@ -26,6 +26,7 @@ from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made
+from ._surroundings import Random, Surroundings
 from ._units import Attributes
 
 _plain = (torch.Tensor, torch.nn.Parameter)
@@ -278,7 +279,7 @@ class Profile:
         call.inputs = {self.number(storage_of(x)): storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
         versions = [version_of(x) for x in tensors]
         call.again = (forward, _again.Inputs(self.holder, args, kwargs))
-        call.around, call.random = _again.Surroundings(), Random(self.device)
+        call.around, call.random = Surroundings(), Random(self.device)
         call.caches = call.around.caches()
         python = random.getstate()
         buffers = _buffers(unit.module)

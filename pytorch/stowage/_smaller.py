@@ -13,12 +13,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import torch
 from torch.utils import _pytree
 
-from ._again import IN_PLACE, Random, hooks, state
+from ._again import IN_PLACE, hooks, state
 from ._attach import is_sharded
 from ._bits import distance, same
 from ._compiled import with_budget
 from ._errors import Error
 from ._record import storage_of
+from ._surroundings import Random
 from ._units import Uncounted
 
 _plain = (torch.Tensor, torch.nn.Parameter)

@@ -21,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._again import autocasts, hooks
+from ._again import hooks
 from ._budget import Need, largest
 from ._errors import Error
 from ._record import Weak, storage_of
+from ._surroundings import autocasts
 
 _plain = (torch.Tensor, torch.nn.Parameter)
 

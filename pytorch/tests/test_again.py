@@ -131,7 +131,7 @@ class Sorts(Planned):
         state = {name: t.clone() for name, t in model.state_dict().items()}
         for pick in ({"lean"}, {"lean 2"}, {"lean", "lean 2"}):
             for offload in (False, True):
-                with self.subTest(pick=pick, offload=offload), mock.patch.object(_plan.Measured, "_shares_of_kinds", lambda m: {Block: {"LayerNorm": 0.8, "GELU": 0.2}}), mock.patch.object(_plan.Measured, "exchanged", lambda m, plan, *_: plan), mock.patch.object(_plan.Measured, "relaxed", lambda m, plan, _: plan), planned(model, "keep") as rt:
+                with self.subTest(pick=pick, offload=offload), mock.patch.object(_plan.Measured, "_shares_of_kinds", lambda m: {Block: {"LayerNorm": 0.8, "GELU": 0.2}}), mock.patch.object(_plan.Measured, "exchanged", lambda m, plan, *_: plan), mock.patch.object(_plan.Measured, "relaxed", lambda m, plan, _: plan), mock.patch.object(_plan.Measured, "retime", lambda m, *_: None), planned(model, "keep") as rt:
                     model.load_state_dict(state)
                     answers = lambda request: ["recompute" if unit["name"] in pick else "offload" if offload and unit["offload"] else "keep" for unit in request["units"]]
                     rt._library.choose = lambda request: answer(request, answers(request))
