@@ -13,7 +13,7 @@ import (
 func TestNodeCountsEveryGPU(t *testing.T) {
 	for _, gpus := range []int{1, 2, 4, 8, 72} {
 		for _, pp := range []int{1, 2, 3, 8} {
-			for _, span := range []int{1, 2, 3, 4, 8, 12, 20, 64} {
+			for _, span := range []int{1, 2, 3, 4, 8, 9, 12, 20, 64} {
 				s := &Setup{Layout: Layout{World: pp * span, PP: pp, NodeGPUs: gpus}, HostMemory: 1}
 				pinned := make([]memory.Bytes, pp)
 				for r := range pinned {

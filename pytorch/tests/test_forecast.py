@@ -550,7 +550,7 @@ class Measured(unittest.TestCase):
         """Everything that a step holds on a CPU, temporaries included, beside the peak of the
         process's memory. Blocks are given back at once, so that the two are the same."""
         env = dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536", MALLOC_TOP_PAD_="0", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-        done = subprocess.run([sys.executable, "-B", "-c", PROCESS], env=env, capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-B", "-c", PROCESS], env=env, capture_output=True, text=True, timeout=900)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertAlmostEqual(1, float(done.stdout), delta=0.03)
 

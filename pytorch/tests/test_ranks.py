@@ -5,6 +5,7 @@ import unittest
 
 from common import DEVICE, runtime, stowage, torch
 from launch import FSDP2, run_ranks
+from stowage import _ranks
 
 
 @unittest.skipUnless(DEVICE == "cpu", "ranks of this test compute on the CPU")
@@ -29,6 +30,13 @@ class Setting(unittest.TestCase):
         for given in (3, "all", [0, 1], torch):
             with self.subTest(given=given), self.assertRaisesRegex(stowage.Error, "^ranks: expected True, False or a process group"):
                 stowage.Runtime(budget="1GiB", device=DEVICE, ranks=given, library=self.fail)  # nothing is opened
+
+    def test_own_errors(self):
+        """A rank raises its own error, and not a sentence about it."""
+        own = ArithmeticError("mine")
+        with self.assertRaises(ArithmeticError) as raised:
+            _ranks.Ranks(False, (), torch.device("cpu")).fail([_ranks.failure_of(own)], own)
+        self.assertIs(own, raised.exception)
 
     def test_without_a_process_group(self):
         model = torch.nn.Linear(4, 4)

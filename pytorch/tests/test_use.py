@@ -347,7 +347,7 @@ class Figures(unittest.TestCase):
                 with self.subTest(" ".join(command)):
                     # On a GPU other kernels save other tensors.
                     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), CUDA_VISIBLE_DEVICES="")
-                    done = subprocess.run([sys.executable, "-B", str(path), *command[2:], *less], env=env, capture_output=True, text=True, timeout=100)
+                    done = subprocess.run([sys.executable, "-B", str(path), *command[2:], *less], env=env, capture_output=True, text=True, timeout=900)
                     self.assertEqual(0, done.returncode, done.stderr)
 
     def test_from_another_thread(self):
