@@ -188,6 +188,14 @@ func TestMachineHasLessThanTheLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.fail["cuMemCreate"] = errOutOfMemory
+	if err := d.Grow(pool, memory.GiB); err == nil {
+		t.Error("memory that the driver refused was given")
+	}
+	delete(f.fail, "cuMemCreate")
+	if mapped := d.pools[memory.Device].mapped; mapped != memory.Bytes(f.used) {
+		t.Errorf("%v count as mapped, and %d bytes are", mapped, f.used)
+	}
 	// All of it lies idle in the arena, and goes to whoever needs it.
 	if err := d.Grow(pool, memory.GiB); err != nil {
 		t.Error(err)
