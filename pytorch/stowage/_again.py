@@ -398,6 +398,15 @@ def _small_of(make: Any) -> Optional[Small]:
     return owner if type(owner) is Small else None
 
 
+def _factors(make: Any, made: Made) -> List[Small]:
+    """Returns the calls whose results a maker multiplies: it asks autograd for them, as the node of the product does."""
+    if not isinstance(make, functools.partial):
+        return []
+    if make.func is _mul:
+        return [small for f, _ in make.args[0].next_functions for small in [made.get(f)] if small is not None]
+    return [small for arg in make.args for small in _factors(arg, made)]
+
+
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
@@ -520,6 +529,8 @@ class Lean:
             if r is not None:
                 if r.small is not None:
                     r.small.uses += 1
+                for small in _factors(r.make, self.made):
+                    small.uses += 1
                 return r
         return self.holder.pack(t)
 

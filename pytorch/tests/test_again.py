@@ -165,6 +165,20 @@ class Sorts(Planned):
             loss.backward()
             self.assertTrue(torch.equal(2 * want, x.grad))
 
+    def test_a_factor_is_made_once(self):
+        """A product that is made again, as of SwiGLU, and its own gradient share the activation."""
+        act, runs, lean = nn.SiLU(), [], _again.Lean(_again.IN_PLACE, 1)
+        forward = lambda x: runs.append(1) or act.forward(x)
+        x, up, down = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        with _again.hooks(lean.pack, lean.unpack):
+            y = lean.call(act, forward, x * 1)
+            loss = (y * (up * 1) @ down).sum()
+        small = lean.made[y.grad_fn]
+        got = torch.autograd.grad(loss, (x, up, down))
+        self.assertEqual(([1, 1], None, {}), (runs, small.y, small.values))
+        want = torch.autograd.grad((act(x) * up @ down).sum(), (x, up, down))
+        self.assertTrue(all(map(torch.equal, want, got)))
+
     def test_merged(self):
         model = stack(Block)
         for shares, wanted in (({"LayerNorm": 0.34, "GELU": 0.66}, [{"LayerNorm", "GELU"}]), ({"LayerNorm": 0.1, "GELU": 0.9}, [{"LayerNorm"}, {"GELU"}]), ({}, [{"LayerNorm", "GELU"}])):
