@@ -451,3 +451,45 @@ func TestAssumedRowsOfSeveralGroups(t *testing.T) {
 		}
 	}
 }
+
+// A step runs again after its first attempt that failed, and after its second if the first
+// broke a stack. What earlier steps did does not matter. SPEC S1.6
+func TestAttempts(t *testing.T) {
+	ok, failed, broke := Outcome{}, Outcome{Failed: true, Why: "it is full"}, Outcome{Failed: true, Broke: true, Why: "a stack"}
+	c := roomy(PagesOnly)
+	var said []Outcome
+	c.Reduce = func(Outcome) (v Outcome, _ error) {
+		v, said = said[0], said[1:]
+		return v, nil
+	}
+	r := newSmall(t, openCPU(t), c)
+	w := r.space("a", 0, 10)
+	rng := rand.New(rand.NewPCG(17, 131))
+	for range 60 {
+		said = nil
+		for range 4 {
+			said = append(said, []Outcome{ok, failed, broke}[rng.IntN(3)])
+		}
+		drawn := said
+		want := 1
+		if drawn[0].Failed {
+			want = 2
+			if drawn[1].Failed && drawn[0].Broke {
+				want = 3
+			}
+		}
+		before, attempts := r.m.Stats(), 0
+		err := r.m.Step(memory.Key{}, func(attempt int) error {
+			if attempt != attempts {
+				t.Errorf("attempt %d has number %d", attempts, attempt)
+			}
+			attempts++
+			r.pass(w, 1, 1)
+			return nil
+		})
+		st := r.m.Stats()
+		if well := !drawn[want-1].Failed; attempts != want || (err == nil) != well || st.Reruns-before.Reruns != want-1 || (st.Steps > before.Steps) != well {
+			t.Errorf("%v: %d attempts, want %d: %v; %+v", drawn, attempts, want, err, st)
+		}
+	}
+}

@@ -53,6 +53,10 @@ func abort(t *testing.T, w World) {
 		if err != nil {
 			return err
 		}
+		deep, err := sub.Split(all)
+		if err != nil {
+			return err
+		}
 		c.Barrier(s)
 		if err := errors.Join(s.Sync(), c.Err()); err != nil {
 			return err
@@ -69,7 +73,7 @@ func abort(t *testing.T, w World) {
 		}
 		said := complaint(on, s, func() { on.AllGather(s, b.Slice(1024, 16*memory.Bytes(w.Size)), b.Slice(0, 16)) })
 		err = expect(said, "comm: all-gather #", fmt.Sprintf("of rank %d was not made: rank %d gave up: the disk is full", c.Rank(), last))
-		for _, one := range []comm.Comm{c, sub} {
+		for _, one := range []comm.Comm{c, sub, deep} { // all number ranks as the world does
 			if _, e := one.Gather(nil); e == nil {
 				err = errors.Join(err, errors.New("a gather after the failure returns no error"))
 			}
@@ -79,7 +83,7 @@ func abort(t *testing.T, w World) {
 				err = errors.Join(err, fmt.Errorf("rank %d: Err is %v", c.Rank(), e))
 			}
 		}
-		return errors.Join(err, s.Sync(), sub.Close())
+		return errors.Join(err, s.Sync(), deep.Close(), sub.Close())
 	})
 	var f *comm.Failure
 	if !errors.As(err, &f) || f.By != last {
