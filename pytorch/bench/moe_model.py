@@ -168,14 +168,11 @@ class Model:
         self.copies = copies
         self.w = {n: nn.Parameter(t.to(torch.bfloat16) if copies else t) for n, t in self.main.items()}
         self.grads = {n: torch.zeros_like(t) for n, t in self.main.items()}
-        self.first, self.add = True, lambda g, p: g.add_(p)  # whether gradients replace the sums
+        self.first, self.ways = True, {}  # whether gradients replace the sums; layers, head and sum of gradients by mode
         for n, p in self.w.items():
             if hasattr(p, "register_post_accumulate_grad_hook"):
                 p.register_post_accumulate_grad_hook(lambda p, g=self.grads[n]: self.take(p, g))
-        self.layers, self.head = [], head
-        for i, l in enumerate(about["layers"]):
-            at = f"layers.{i}."
-            self.layers.append(Layer(l, settings, {n[len(at):]: p for n, p in self.w.items() if n.startswith(at)}))
+        self.use("eager")
         a = about["layers"][0]
         width = a["mla"]["rope"] if "mla" in a else a["attention"]["head_dim"]
         pair = torch.arange(0, width, 2, dtype=torch.float64)
@@ -191,11 +188,20 @@ class Model:
             self.add(g.view(-1), p.grad.view(-1))
         p.grad = None
 
-    def compile(self, **how):
-        for l in self.layers:
-            l.compile(dynamic=False, **how)
-        self.head = torch.compile(head, dynamic=False, **how)
-        self.add = torch.compile(self.add, dynamic=True)  # PyTorch's own kernel for two formats is slow
+    def use(self, mode):
+        """Lets passes run eagerly, or compiled in a mode of torch.compile. All modes share the parameters."""
+        if mode not in self.ways:
+            layers, top, add = [], head, lambda g, p: g.add_(p)
+            for i, l in enumerate(self.about["layers"]):
+                at = f"layers.{i}."
+                layers.append(Layer(l, self.settings, {n[len(at):]: p for n, p in self.w.items() if n.startswith(at)}))
+            if mode != "eager":
+                for l in layers:
+                    l.compile(dynamic=False, mode=mode)
+                top = torch.compile(head, dynamic=False, mode=mode)
+                add = torch.compile(add, dynamic=True)  # PyTorch's own kernel for two formats is slow
+            self.ways[mode] = layers, top, add
+        self.layers, self.head, self.add = self.ways[mode]
 
     def groups(self, decay):
         """Parameter groups of the optimiser: vectors do not decay."""

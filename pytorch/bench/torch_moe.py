@@ -2,13 +2,15 @@
 """Speed of `stowage train --device cuda` beside PyTorch's on the same models, in one call.
 
     python3 pytorch/bench/torch_moe.py --stowage ./stowage                     # four models
-    python3 pytorch/bench/torch_moe.py --stowage ./stowage --model wide8 --json moe.json
+    python3 pytorch/bench/torch_moe.py --stowage ./stowage --model wide8 config.json --json moe.json
     python3 pytorch/bench/torch_moe.py --quick                                 # tiny models on the CPU: are the losses the same?
 
 PyTorch runs as a good user would have it (moe_model.py): bf16 copies of fp32 parameters, SDPA
 with the fastest of its backends for the shape, products over experts with counts on the
-device, sums of gradients in fp32, fused AdamW; eager, with torch.compile, and compiled with
-the passes of a step as one CUDA graph. A rate is that of the middle step of all rounds (--rounds).
+device, sums of gradients in fp32, fused AdamW; eager, with torch.compile, also in its mode
+max-autotune, and with the passes of a step as one CUDA graph. A rate is that of the middle step
+of all rounds (--rounds). Compiling for max-autotune takes minutes the first time; then PyTorch has
+it in its cache (TORCHINDUCTOR_CACHE_DIR).
 First the policies of Stowage take turns, then the first of them and the kinds of PyTorch;
 whoever waits for its turn is stopped by a signal and does nothing. A step has 4 microbatches of
 2 x 4096 tokens, clips the norm of the gradients and updates all parameters. Memory is the
@@ -40,6 +42,7 @@ from moe_shapes import MODELS, describe, shapes, tiny, within, work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 120  # seconds that Stowage may take for a turn
+KINDS = {"eager": "eager", "compiled": "default", "graph": "default", "tuned": "max-autotune-no-cudagraphs", "tuned-graph": "max-autotune-no-cudagraphs"}  # modes of torch.compile
 WARM = 4  # steps of Stowage that are not measured: it records the first and times the second
 TOLERANCE = 1e-4  # of losses in fp32
 
@@ -47,9 +50,9 @@ TOLERANCE = 1e-4  # of losses in fp32
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--stowage", help="the program (default: it is built from this tree)")
-    p.add_argument("--model", nargs="+", choices=list(MODELS), help="only these models (default all)")
+    p.add_argument("--model", nargs="+", default=list(MODELS), help=f"models (default {' '.join(MODELS)}), or files with a config.json of such a kind")
     p.add_argument("--policy", nargs="+", default=["none"], help="memory policies of Stowage (default none), each with flags if it needs some: \"offload --offload-modules core_attn\"")
-    p.add_argument("--kinds", nargs="*", choices=["eager", "compiled", "tuned", "graph"], default=["eager", "compiled", "graph"], help="ways to run PyTorch (default eager compiled graph; tuned is max-autotune-no-cudagraphs); without any, only policies are compared")
+    p.add_argument("--kinds", nargs="*", choices=list(KINDS), default=["eager", "compiled", "graph"], help="ways to run PyTorch (default eager compiled graph; tuned is max-autotune); without any, only policies are compared")
     p.add_argument("--micro", type=int, default=2, help="sequences of a microbatch (default 2)")
     p.add_argument("--seq", type=int, default=4096, help="tokens of a sequence (default 4096)")
     p.add_argument("--microbatches", type=int, default=4, help="of a step (default 4)")
@@ -62,6 +65,14 @@ def parse():
     a = p.parse_args()
     if min(a.micro, a.seq, a.microbatches, a.rounds, a.measured) < 1:
         p.error("numbers must be at least 1")
+    for name in a.model:
+        if name not in MODELS:
+            try:
+                config = json.loads(pathlib.Path(name).read_text())
+                describe(config)
+            except (OSError, ValueError, TypeError, KeyError) as e:
+                p.error(f"--model takes {', '.join(MODELS)} or a config.json of such a kind, and {name} is none ({type(e).__name__}: {e})")
+            MODELS[name] = config
     return a
 
 
@@ -184,7 +195,7 @@ class Trainer:
                 self.optim.state[p] = {"step": torch.tensor(float(step), device=device if how else "cpu")} | {
                     kind: moments[f"{name}.{kind}"].reshape(p.shape).clone().to(device) for kind in ("exp_avg", "exp_avg_sq")
                 }
-        self.graph = self.static = None
+        self.graph = None  # with its tokens and its sums
 
     def batches(self):
         """The tokens of the next step, on the device."""
@@ -200,18 +211,17 @@ class Trainer:
 
     def capture(self):
         """Makes one graph of the passes of a step."""
-        self.static = [[t.clone() for t in b] for b in self.batches()]
-        graph = torch.cuda.CUDAGraph()
+        static, graph = [[t.clone() for t in b] for b in self.batches()], torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.sums = self.passes(self.static)
-        self.graph = graph
+            sums = self.passes(static)
+        self.graph = graph, static, sums
 
     def train(self, batches):
         if self.graph:
-            for to, of in zip(self.static, batches):
+            graph, static, (loss, aux) = self.graph
+            for to, of in zip(static, batches):
                 torch._foreach_copy_(to, of)
-            self.graph.replay()
-            loss, aux = self.sums
+            graph.replay()
         else:
             loss, aux = self.passes(batches)
         more = {"foreach": True} if self.device == "cuda" else {}
@@ -300,40 +310,38 @@ def fastest_attention(about):
 
 
 class Kind:
-    """One way to run PyTorch, with its trainer, its times and its peak."""
+    """One way to run PyTorch, with its times and its peak. All ways train the same parameters."""
 
-    def __init__(self, name, about, settings, text):
-        self.name, self.steps, self.peak = name, [], 0
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        self.trainer = Trainer(about, settings, draw(about, "cuda"), text, "cuda")
-        if name != "eager":
-            self.trainer.model.compile(**({"mode": "max-autotune-no-cudagraphs"} if name == "tuned" else {}))
+    def __init__(self, name, trainer):
+        self.name, self.trainer, self.steps, self.graph = name, trainer, [], None
+        self.use()
         began = time.perf_counter()
-        for i in range(3):
-            if i == 2:  # without what compiling took
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            self.trainer.timed()
-        if name == "graph":
-            torch.cuda.synchronize()
+        for _ in range(2):
+            trainer.timed()
+        if name.endswith("graph"):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.trainer.timed()
+                trainer.timed()
             torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            self.trainer.capture()
-            self.trainer.timed()
-        self.first, self.held = time.perf_counter() - began, torch.cuda.memory_allocated() - before
-        self.peak = torch.cuda.max_memory_allocated() - before  # a graph holds memory that is allocated only while it is made
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # without what compiling took
+        if name.endswith("graph"):
+            trainer.capture()
+            self.graph = trainer.graph
+        trainer.timed()
+        self.first = time.perf_counter() - began
+        self.peak = torch.cuda.max_memory_allocated()  # a graph holds memory that is allocated only while it is made
+
+    def use(self):
+        self.trainer.model.use(KINDS[self.name])
+        self.trainer.graph = self.graph
 
     def measure(self, n):
-        others = torch.cuda.memory_allocated() - self.held
+        self.use()
         torch.cuda.reset_peak_memory_stats()
         self.steps += [self.trainer.timed() for _ in range(n)]
-        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - others)
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated())
 
     def profile(self):
         from torch.profiler import ProfilerActivity, profile
@@ -353,12 +361,12 @@ def rate(steps, tokens):
     return tokens / statistics.median(s["seconds"] for s in steps)
 
 
-def start(*kind):
+def start(name, trainer):
     """A kind behind its first steps, or None if this PyTorch cannot run it."""
     try:
-        return Kind(*kind)
+        return Kind(name, trainer)
     except Exception as e:
-        say(f"  PyTorch {kind[0]} failed: {type(e).__name__}: {str(e).strip()[:600]}")
+        say(f"  PyTorch {name} failed: {type(e).__name__}: {str(e).strip()[:600]}")
     torch.cuda.empty_cache()
     return None
 
@@ -375,8 +383,10 @@ def speed(program, name):
     runs = {}
     try:
         for policy in a.policy:  # one at a time: a run times its first steps to plan the others
+            began = time.monotonic()
             runs[policy] = program.start(config, policy, (a.micro, a.seq, a.microbatches))
             runs[policy].until(WARM)
+            say(f"  stowage {policy.split()[0]}: first steps took {time.monotonic() - began:.1f} s")
         mine = {policy: [] for policy in runs}
         for i in range(a.rounds if len(runs) > 1 else 0):
             for policy in a.policy[:: 1 - i % 2 * 2]:  # to and fro: who was before decides how warm the GPU is
@@ -384,13 +394,14 @@ def speed(program, name):
         for policy in a.policy[1:]:
             runs[policy].end()
         first, beside = runs[a.policy[0]], []
+        trainer = Trainer(about, settings, draw(about, "cuda"), text, "cuda") if a.kinds else None
         for way in a.kinds:
-            kind = start(way, about, settings, text)
+            kind = start(way, trainer)
             if kind is None:
                 continue
             kinds.append(kind)
             say(f"  PyTorch {kind.name}: first steps took {kind.first:.1f} s")
-            if a.profile and kind.name != "graph":
+            if a.profile and not kind.graph:
                 kind.profile()
         if a.kinds and not kinds:
             sys.exit("torch_moe: no kind of PyTorch ran")
@@ -447,13 +458,13 @@ def main():
     a, bad, out = ARGS, [], {"torch": torch.__version__, "check": {}, "speed": []}
     with tempfile.TemporaryDirectory() as folder:
         program = Stowage(folder)
-        for name in [] if a.no_check else a.model or MODELS:
+        for name in [] if a.no_check else a.model:
             x = out["check"][name] = check(program, name)
             x["same"] = x["loss_differs"] <= TOLERANCE and x["norm_differs"] <= 10 * TOLERANCE  # a NaN is not
             if not x["same"]:
                 bad.append(name)
             say(f"{name}, tiny, fp32: losses differ by {x['loss_differs']:.1e} at most, norms by {x['norm_differs']:.1e} of them")
-        for name in [] if a.quick else a.model or MODELS:
+        for name in [] if a.quick else a.model:
             out["speed"].append(alone(speed, program, name))
             write(out)
     write(out)
