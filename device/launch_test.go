@@ -196,6 +196,23 @@ func TestLaunchShape(t *testing.T) {
 			wantPanic(t, c.words, l.Check)
 		}
 	}
+	for i := range 6 { // each size alone, and products that overflow
+		l := device.NewLaunch(kernel, 1, 1)
+		*[]*uint32{&l.Grid[0], &l.Grid[1], &l.Grid[2], &l.Block[0], &l.Block[1], &l.Block[2]}[i] = 0
+		wantPanic(t, "has no threads", l.Check)
+		if i >= 3 {
+			continue
+		}
+		l = device.NewLaunch(kernel, 1, 1)
+		l.Block[i] = 1024
+		l.Check()
+		for _, n := range []uint32{1025, 1 << 31} {
+			l.Block[i], l.Block[(i+1)%3] = n, 1<<31
+			wantPanic(t, "at most 1024 threads", l.Check)
+			l.Block[(i+1)%3] = 1
+			wantPanic(t, "at most 1024 threads", l.Check)
+		}
+	}
 	for _, shape := range [][2]int{{-1, 1}, {1, -1}, {1 << 31, 1}, {1<<32 + 1, 1}, {1, 1025}} {
 		wantPanic(t, "a launch of", func() { device.NewLaunch(kernel, shape[0], shape[1]) })
 	}
@@ -211,11 +228,16 @@ func TestTensorMapsOfALaunch(t *testing.T) {
 		t.Errorf("maps are %v", got)
 	}
 	wantPanic(t, "more than 8", func() { tuned.Map(good) })
+	most := device.Tuned{Kernel: kernel}
+	most.Map(device.TensorMap{Addr: 16, Rows: 1, Cols: 16, Pitch: 16, BoxRows: 256})
+	most.Map(device.TensorMap{Addr: 16, Rows: 1, Cols: 1, Pitch: 8, BoxRows: 1})
 	for name, change := range map[string]func(m *device.TensorMap){
 		"a skewed address": func(m *device.TensorMap) { m.Addr += 8 },
 		"a skewed pitch":   func(m *device.TensorMap) { m.Pitch = 20 },
 		"a short pitch":    func(m *device.TensorMap) { m.Pitch = 8 },
 		"no rows":          func(m *device.TensorMap) { m.Rows = 0 },
+		"no columns":       func(m *device.TensorMap) { m.Cols = 0 },
+		"no box":           func(m *device.TensorMap) { m.BoxRows = 0 },
 		"a box too high":   func(m *device.TensorMap) { m.BoxRows = 257 },
 	} {
 		bad := good

@@ -124,7 +124,7 @@ func (s *Setup) checkSizes() error {
 		v    int
 	}{
 		{"tp", l.TP}, {"pp", l.PP}, {"vpp", l.VPP}, {"cp", l.CP}, {"ep", l.EP}, {"etp", l.ETP}, {"world", l.World},
-		{"micro-batch-size", s.Batch.Micro}, {"global-batch-size", s.Batch.Global}, {"seq-length", s.Batch.Seq},
+		{"--micro-batch-size", s.Batch.Micro}, {"--global-batch-size", s.Batch.Global}, {"--seq-length", s.Batch.Seq},
 		{"group size", l.GroupSize}, {"vocabulary multiple", l.VocabMultiple}, {"hidden size", s.Model.Hidden}, {"vocabulary", s.Model.Vocab},
 	} {
 		if f.v < 1 {
@@ -172,10 +172,10 @@ func (s *Setup) checkDivisions() error {
 		return fmt.Errorf("%d instances of the distributed optimizer do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
 	}
 	if step := s.Batch.Micro * l.DP(); s.Batch.Global%step != 0 {
-		return fmt.Errorf("global-batch-size %d does not divide by micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
+		return fmt.Errorf("--global-batch-size %d does not divide by --micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
 	}
 	if parts := l.CP * l.seqSplit(); s.Batch.Seq%parts != 0 {
-		return fmt.Errorf("seq-length %d does not divide by %d (cp and sequence parallelism); the nearest that does is %d", s.Batch.Seq, parts, nearest(s.Batch.Seq, parts))
+		return fmt.Errorf("--seq-length %d does not divide by %d (cp and sequence parallelism); the nearest that does is %d", s.Batch.Seq, parts, nearest(s.Batch.Seq, parts))
 	}
 	return nil
 }

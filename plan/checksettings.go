@@ -124,7 +124,7 @@ func (s *Setup) checkBounds() error {
 	case s.boundOf(1) < mostBytes:
 		return fmt.Errorf("%s %g makes more bytes of expert rows than can be counted; give a smaller one", name, most)
 	}
-	return fmt.Errorf("micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
+	return fmt.Errorf("--micro-batch-size %d x --seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
 }
 
 // boundOf overestimates the bytes of a batch. Expert ranks get up to uneven times as many

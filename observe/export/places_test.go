@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -69,6 +70,75 @@ func TestDepth(t *testing.T) {
 		}
 		if l.fits(1, 9) != want {
 			t.Errorf("inside of %d slices: %v", n, !want)
+		}
+	}
+}
+
+// The heap is as large as the most that its owner held at once, or as the highest end of a
+// storage in it. Other tiers, other owners and impossible sizes do not matter.
+func TestSizeOfTheHeap(t *testing.T) {
+	for _, tier := range []memory.Kind{memory.Device, memory.Host} {
+		heap := func(kind trace.Kind, n int64) trace.Event {
+			return trace.Event{Kind: kind, Tier: tier, Name: trace.HeapOwner(tier), Bytes: n}
+		}
+		storage := func(off, n int64) trace.Event {
+			return trace.Event{Kind: trace.Alloc, Tier: tier, Storage: 7, Offset: off, Bytes: n}
+		}
+		other := memory.Host - tier
+		for i, x := range []struct {
+			want   int64
+			events []trace.Event
+		}{
+			{0, nil},
+			{0, []trace.Event{heap(trace.Alloc, 5000)}}, // nothing lies in it
+			{1024, []trace.Event{storage(513, 1)}},
+			{1536, []trace.Event{storage(512, 1024), storage(0, 512)}},
+			{5120, []trace.Event{heap(trace.Alloc, 5000), storage(0, 1)}},
+			{5120, []trace.Event{heap(trace.Alloc, 5000), heap(trace.Free, 5000), heap(trace.Alloc, 5000), storage(0, 1)}},
+			{5120, []trace.Event{heap(trace.Alloc, 3000), heap(trace.Free, 1000), heap(trace.Alloc, 3000), storage(0, 1)}},
+			{5120, []trace.Event{heap(trace.Free, 3000), heap(trace.Alloc, 5000), storage(0, 1)}}, // it began before the trace
+			{5120, []trace.Event{heap(trace.Alloc, 5000), {Kind: trace.Alloc, Tier: tier, Name: "weights", Bytes: 5000}, {Kind: trace.Free, Tier: tier, Name: "weights", Bytes: 5000}, storage(0, 1)}},
+			{5120, []trace.Event{heap(trace.Alloc, 5000), {Kind: trace.Alloc, Tier: other, Name: trace.HeapOwner(other), Bytes: 9000}, storage(0, 1)}},
+			{512, []trace.Event{storage(0, 1), {Kind: trace.Alloc, Tier: other, Storage: 7, Bytes: 9000}}},
+			{512, []trace.Event{storage(0, 1), storage(-1, 9000), storage(largest+1, 1), storage(0, largest+1), storage(0, -1), {Kind: trace.Free, Tier: tier, Storage: 7, Bytes: 9000}}},
+			{512, []trace.Event{storage(0, 1), heap(trace.Alloc, largest+1), heap(trace.Alloc, -5)}},
+			{2 * largest, []trace.Event{storage(largest, largest)}},
+			{largest, []trace.Event{storage(0, 1), heap(trace.Alloc, largest), heap(trace.Alloc, largest)}},
+		} {
+			m := newPlaces(1<<20, &trace.Trace{Events: x.events}, tier)
+			if m.pool != x.want || m.next != 1<<20+x.want {
+				t.Errorf("%v, case %d: the heap has %d bytes, want %d; segments begin at %d", tier, i, m.pool, x.want, m.next)
+			}
+		}
+	}
+}
+
+// A storage has its own place in the heap unless another lies there, and then a segment above
+// it. What was given back can be had again.
+func TestPlacesInTheHeap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(71, 74))
+	for range 30 {
+		const base, heap = 1 << 20, 20
+		m := newPlaces(base, &trace.Trace{Events: []trace.Event{{Kind: trace.Alloc, Storage: 1, Bytes: heap}}}, memory.Device)
+		var alive []*holding
+		for range 200 {
+			if n := len(alive); n > 0 && rng.IntN(2) == 0 {
+				i := rng.IntN(n)
+				m.give(alive[i])
+				alive = slices.Delete(alive, i, i+1)
+				continue
+			}
+			h := &holding{Event: trace.Event{Kind: trace.Alloc, Storage: 1 + rng.IntN(9), Offset: rng.Int64N(heap) - 1}}
+			h.Bytes = 1 + rng.Int64N(heap-max(h.Offset, 0))
+			free := h.Offset >= 0
+			for _, o := range alive {
+				free = free && (o.own || o.Offset+o.Bytes <= h.Offset || h.Offset+h.Bytes <= o.Offset)
+			}
+			m.take(h)
+			if h.own == free || free && h.addr != base+h.Offset || !free && h.addr < base+rounded(heap) {
+				t.Fatalf("%d bytes at %d of the heap are at %d, in a segment: %v", h.Bytes, h.Offset, h.addr, h.own)
+			}
+			alive = append(alive, h)
 		}
 	}
 }

@@ -340,3 +340,81 @@ func TestArgsAreFlags(t *testing.T) {
 		t.Errorf("arguments are %v", args)
 	}
 }
+
+// Each setting that stowage train lacks is told of by a sentence of its own, and no other is.
+func TestTrainUnsaid(t *testing.T) {
+	for _, x := range []struct {
+		words string // of the sentence, or none
+		with  func(s *plan.Setup)
+	}{
+		{"", func(*plan.Setup) {}},
+		{"no tensor and no context parallelism", func(s *plan.Setup) { s.Layout.TP = 2 }},
+		{"no tensor and no context parallelism", func(s *plan.Setup) { s.Layout.CP = 2 }},
+		{"no tensor and no context parallelism", func(s *plan.Setup) { s.Layout.ETP = 2 }},
+		{"one that describes mine", func(s *plan.Setup) { s.Model = &model.Model{Name: "mine", Layers: s.Model.Layers} }},
+		{"one that describes the model", func(s *plan.Setup) { s.Model = &model.Model{Layers: s.Model.Layers} }},
+		{"12 stages do not divide 32 layers; the flags have --pp 2", func(s *plan.Setup) { s.Layout.PP, s.Layout.VPP = 3, 4 }},
+		{"10 stages do not divide 32 layers; the flags have --pp 2", func(s *plan.Setup) { s.Layout.PP, s.Layout.VPP = 2, 5 }},
+		{"", func(s *plan.Setup) { s.Layout.PP, s.Layout.VPP = 4, 4 }},
+		{"computes in bf16 or fp32", func(s *plan.Setup) { s.Precision.Params = plan.FP16 }},
+		{"computes in bf16 or fp32", func(s *plan.Setup) { s.Precision.Compute = plan.FP16 + 1 }},
+		{"shards parameters or nothing", func(s *plan.Setup) { s.Layout.FSDP.Shard = plan.ShardOptimizer }},
+		{"shards parameters or nothing", func(s *plan.Setup) { s.Layout.FSDP.Shard = plan.ShardGradients }},
+		{"", func(s *plan.Setup) { s.Layout.FSDP.Shard = plan.ShardParameters }},
+		{"modules, not whole layers; the flags recompute nothing", func(s *plan.Setup) { s.Recompute.Full = true }},
+		{"one fraction on every rank", func(s *plan.Setup) { s.Offload.Fractions = []float64{0.5} }},
+		{"modules, not whole layers; the flags offload none", func(s *plan.Setup) { s.Offload.Layers = 1 }},
+		{"bounds copies by itself", func(s *plan.Setup) { s.Offload.Delta = 1 }},
+		{"bounds copies by itself", func(s *plan.Setup) { s.Offload.MaxInflight = 1 }},
+		{"captures attn, mlp and moe_router, or full_iteration", func(s *plan.Setup) { s.Graph.Scopes = []string{"attn", "moe"} }},
+		{"", func(s *plan.Setup) { s.Graph.Scopes = []string{"attn", "mlp", "moe_router"} }},
+	} {
+		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--ep 8")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.with(s)
+		got := TrainUnsaid(s)
+		if want := min(len(x.words), 1); len(got) != want || want > 0 && !strings.Contains(got[0], x.words) {
+			t.Errorf("%q, want %q", got, x.words)
+		}
+	}
+}
+
+// Flags say what is not usual, and no more.
+func TestTrainFlagsOneByOne(t *testing.T) {
+	for words, with := range map[string]func(s *plan.Setup){
+		"":                                       func(*plan.Setup) {},
+		" --pp 2 --vpp 2 ":                       func(s *plan.Setup) { s.Layout.PP, s.Layout.VPP = 2, 2 },
+		" --policy stash":                        func(s *plan.Setup) { s.Stash.Modules = []string{"moe_act"} },
+		" --policy stash --graph mlp,moe_router": func(s *plan.Setup) { s.Graph.Scopes = []string{"mlp", "moe", "moe_router"} },
+		" --pool dynamic":                        func(s *plan.Setup) { s.Layout.FSDP.Shard = plan.ShardParameters },
+		" --pool arena":                          func(s *plan.Setup) { s.Layout.FSDP.Shard, s.Layout.FSDP.Pool = plan.ShardParameters, "arena" },
+		" --offload-modules a,b --offload-fraction 0.75": func(s *plan.Setup) {
+			s.Offload.Modules, s.Offload.Fraction, s.Offload.Fractions = []string{"a", "b"}, 0.25, []float64{0.5, 0.75, 0}
+		},
+		" --offload-modules a":               func(s *plan.Setup) { s.Offload.Modules, s.Offload.Fraction = []string{"a"}, 1 },
+		" --recompute-modules layernorm,mlp": func(s *plan.Setup) { s.Recompute.Modules = []string{"layernorm", "mlp"} },
+		" --budget 3GiB":                     func(s *plan.Setup) { s.Budget = 3 << 30 },
+	} {
+		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: map[string][]string{"ep": {"8"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := strings.Join(TrainFlags(s), " ")
+		with(s)
+		got := " " + strings.Join(TrainFlags(s), " ") + " "
+		if !strings.Contains(got, words) {
+			t.Errorf("%q, want %q", got, words)
+		}
+		for _, flag := range strings.Split(plain, " --") {
+			name, _, _ := strings.Cut(strings.TrimPrefix(flag, "--"), " ")
+			if strings.Count(got, " --"+name+" ") != 1 {
+				t.Errorf("%q says --%s %d times", got, name, strings.Count(got, " --"+name+" "))
+			}
+		}
+		if n, m := strings.Count(got, " --"), strings.Count(" "+plain, " --"); words == "" && n != m {
+			t.Errorf("%q has %d flags, want %d", got, n, m)
+		}
+	}
+}

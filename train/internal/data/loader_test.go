@@ -212,19 +212,27 @@ func TestLoaderRefused(t *testing.T) {
 	mustLoad(t, numbered(10), good)
 	good.Micro, good.Microbatches, good.Ranks = 1, 1, 1
 	l := mustLoad(t, numbered(10), good)
-	for _, f := range []func(){
-		func() { l.Batch(-1, 0, 0, make([]uint32, 8), make([]uint32, 16)) },
-		func() { l.Batch(0, 1, 0, make([]uint32, 8), make([]uint32, 16)) },
-		func() { l.Batch(0, 0, 1, make([]uint32, 8), make([]uint32, 16)) },
-		func() { l.Batch(0, 0, 0, make([]uint32, 8), make([]uint32, 8)) },
+	for _, x := range []struct {
+		at              [3]int
+		inputs, targets int
+		words           string
+	}{
+		{[3]int{-1, 0, 0}, 8, 16, "there is no microbatch 0 of rank 0 in step -1"},
+		{[3]int{0, -1, 0}, 8, 16, "there is no microbatch 0 of rank -1 in step 0"},
+		{[3]int{0, 1, 0}, 8, 16, "there is no microbatch 0 of rank 1 in step 0"},
+		{[3]int{0, 0, -1}, 8, 16, "there is no microbatch -1 of rank 0 in step 0"},
+		{[3]int{0, 0, 1}, 8, 16, "there is no microbatch 1 of rank 0 in step 0"},
+		{[3]int{0, 0, 0}, 8, 8, "8 inputs and 16 targets, not 8 and 8"},
+		{[3]int{0, 0, 0}, 8, 17, "8 inputs and 16 targets, not 8 and 17"},
+		{[3]int{0, 0, 0}, 9, 16, "8 inputs and 16 targets, not 9 and 16"},
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
+				if said := fmt.Sprint(recover()); !strings.Contains(said, x.words) {
+					t.Errorf("%s, want %s", said, x.words)
 				}
 			}()
-			f()
+			l.Batch(x.at[0], x.at[1], x.at[2], make([]uint32, x.inputs), make([]uint32, x.targets))
 		}()
 	}
 }

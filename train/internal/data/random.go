@@ -21,7 +21,7 @@ const rounds = 8
 // permutes the numbers of an even count of bits, at most 4n of them; where it leads
 // out of [0, n) it is applied again, and comes back since it goes in circles.
 func permute(i, n, key uint64) uint64 {
-	half := max(1, (bits.Len64(n-1)+1)/2)
+	half := (bits.Len64(n-1) + 1) / 2
 	mask := uint64(1)<<half - 1
 	for {
 		left, right := i>>half, i&mask

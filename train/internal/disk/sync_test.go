@@ -1,8 +1,12 @@
-// This file owns the test of SyncAll: what it has synced outlives a loss of power.
+// This file owns tests on a simulated disk: what was synced outlives a loss of power, and no error
+// of the disk is dropped.
 
 package disk_test
 
 import (
+	"errors"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stowage-dev/stowage/train/internal/disk"
@@ -46,6 +50,57 @@ func TestSyncAllOutlivesALossOfPower(t *testing.T) {
 		for name, want := range files {
 			if got, err := d.Contents(name); (err == nil && string(got) == want) != synced {
 				t.Errorf("synced %v: %s holds %q, %v", synced, name, got, err)
+			}
+		}
+	}
+}
+
+// An operation that fails is the error of the whole, and leaves no file open.
+func TestNoErrorIsDropped(t *testing.T) {
+	for name, do := range map[string]func(p *disktest.Process) error{
+		"SyncAll":   func(p *disktest.Process) error { return disk.SyncAll(p, "/disk/run") },
+		"MakeAll":   func(p *disktest.Process) error { _, err := disk.MakeAll(p, "/disk/run/x/y/z"); return err },
+		"WriteFile": func(p *disktest.Process) error { return disk.WriteFile(p, "/disk/run/a/one", []byte("new")) },
+		"Claim": func(p *disktest.Process) error {
+			l, err := disk.Claim(p, "/disk/run/x/y")
+			if err != nil {
+				return err
+			}
+			return errors.Join(l.Held(), l.Close())
+		},
+	} {
+		for n := 1; ; n++ {
+			d := disktest.New()
+			p := d.Process("writer")
+			if _, err := disk.MakeAll(p, "/disk/run/a"); err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range []string{"/disk/run/a/one", "/disk/run/two"} {
+				out, err := p.Create(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := out.Write([]byte(file)); err != nil {
+					t.Fatal(err)
+				}
+				if err := out.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.Arm(n, disktest.Fails)
+			err := do(p)
+			if p.Hit() == "" {
+				if err != nil || n < 4 {
+					t.Errorf("%s without a fault, after %d operations: %v", name, n, err)
+				}
+				break
+			}
+			// A lock without a number in it is a lock.
+			if !errors.Is(err, syscall.EIO) && !(name == "Claim" && strings.HasPrefix(p.Hit(), "writelock ")) {
+				t.Errorf("%s drops the error of %q: %v", name, p.Hit(), err)
+			}
+			if open := p.OpenFiles(); len(open) > 0 {
+				t.Errorf("%s leaves %v open after %q", name, open, p.Hit())
 			}
 		}
 	}

@@ -84,6 +84,29 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// Host memory is what the session may have of the machine's, unless the request says how much
+// there is. What is too small names the limit that was asked for.
+func TestChooseWithinHostMemory(t *testing.T) {
+	for _, x := range []struct {
+		config, request string
+		full            bool
+	}{
+		{"", "", false},
+		{`, "host": 50`, "", true},
+		{`, "host": 350`, "", false},
+		{fmt.Sprintf(`, "host": %d`, int64(1)<<60), "", false}, // more than there is
+		{`, "host": 50`, `, "host": 350`, false},
+		{`, "host": 350`, `, "host": 50`, true},
+	} {
+		s := opened(t, `{"device": "cpu"`+x.config+`}`, nil)
+		_, err := s.Choose(describedStep(110, givenLinks+x.request))
+		var small *TooSmall
+		if errors.As(err, &small) != x.full || !x.full && err != nil || x.full && (!small.HostFull || small.Limit != 110 || small.Least <= 110 || !small.Described) {
+			t.Errorf("%+v: %+v", x, err)
+		}
+	}
+}
+
 // A session that moves nothing measures its links when a request needs them, once in a
 // process; one that moves has them.
 func TestChooseMeasuresLinks(t *testing.T) {

@@ -152,3 +152,25 @@ func TestUsageIsOfNow(t *testing.T) {
 	}
 	c.close()
 }
+
+// Only a positive limit can be set, and only in place of another.
+func TestSetLimitRefused(t *testing.T) {
+	with, without := opened(t, `{"device": "cpu", "saved_limit": 1000}`, nil), opened(t, `{"device": "cpu"}`, nil)
+	for _, x := range []struct {
+		s     *Session
+		limit memory.Bytes
+		words string
+	}{{with, 0, "expected a positive limit"}, {with, -1, "expected a positive limit"}, {without, 5, "opened without saved_limit"}} {
+		if err := x.s.SetLimit(x.limit); !errors.As(err, new(Wrong)) || !strings.Contains(err.Error(), x.words) {
+			t.Errorf("a limit of %d: %v, want %q", x.limit, err, x.words)
+		}
+	}
+	if err := with.SetLimit(1); err != nil {
+		t.Error(err)
+	}
+	for s, want := range map[*Session]memory.Bytes{with: 1, without: 0} {
+		if u, err := s.Usage(); u.Limit != want || err != nil {
+			t.Errorf("the limit is %d, want %d: %v", u.Limit, want, err)
+		}
+	}
+}
