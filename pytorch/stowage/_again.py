@@ -276,7 +276,7 @@ class Small:
             return IN_PLACE.pack(t)
         memory, x = storage_of(t), self.x
         if x is not None and self.before is None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
-            return _View(t)
+            return View(t)
         if memory.nbytes() < self.least:
             return IN_PLACE.pack(t)
         self.dropped.append(i)
@@ -291,7 +291,7 @@ class Small:
                 t = self.values.pop(h)
                 self.used(0)
             return t
-        if type(h) is _View:
+        if type(h) is View:
             return h.of(self.input())
         return IN_PLACE.unpack(h)
 
@@ -354,24 +354,25 @@ def _beside(module: Any) -> Any:
         module.inplace = True
 
 
-class _View:
-    """A view of the input of a call."""
+class View:
+    """Which view of a storage a tensor is. A conjugate, and a negative as the imaginary part of one, is the same memory
+    with a mark."""
 
-    __slots__ = ("dtype", "size", "stride", "offset")
+    __slots__ = ("dtype", "size", "stride", "offset", "marks")
 
     def __init__(self, t: torch.Tensor) -> None:
         self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
+        self.marks = t.is_conj(), t.is_neg()
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
-        return view(t, self)
-
-
-def view(t: torch.Tensor, like: Any) -> torch.Tensor:
-    """Returns the view of a tensor's storage that a description has."""
-    t = t.detach()
-    if t.dtype == like.dtype and t.size() == like.size and t.stride() == like.stride and t.storage_offset() == like.offset:
-        return t
-    return torch.empty(0, dtype=like.dtype, device=t.device).set_(storage_of(t), like.offset, like.size, like.stride)
+        """Returns the same view of the storage of another tensor."""
+        t = t.detach()
+        if t.dtype != self.dtype or t.size() != self.size or t.stride() != self.stride or t.storage_offset() != self.offset:
+            t = torch.empty(0, dtype=self.dtype, device=t.device).set_(storage_of(t), self.offset, self.size, self.stride)
+        if (t.is_conj(), t.is_neg()) == self.marks:
+            return t
+        t = t.conj() if t.is_conj() != self.marks[0] else t
+        return torch._neg_view(t) if t.is_neg() != self.marks[1] else t
 
 
 def _gelu(node: Any) -> torch.Tensor:
@@ -410,21 +411,21 @@ def _factors(make: Any, made: Made) -> List[Small]:
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
-    __slots__ = ("kind", "make", "small", "base", "dtype", "size", "stride", "offset")
+    __slots__ = ("kind", "make", "small", "base", "view")
 
     def __init__(self, kind: str, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
         self.kind, self.make = kind, make
         self.small = _small_of(make)
         # A second result has the strides that an operator gives it; those of the first must be them.
         self.base = (base.dtype, base.size(), base.stride(), base.storage_offset())
-        self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
+        self.view = View(t)
 
     def value(self) -> torch.Tensor:
         with torch.no_grad():
             made = self.make()
         if (made.dtype, made.size(), made.stride(), made.storage_offset()) != self.base:
             raise Error("an operator gave another shape when it was repeated; give recompute=False to Runtime()")
-        return view(made, self)
+        return self.view.of(made)
 
 
 # What is needed to make a tensor again: its kind, and a function that does it.

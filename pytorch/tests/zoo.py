@@ -382,3 +382,15 @@ def python_numbers(g):
         with g("abc"[i % 3]):
             total = torch.tanh(total + 0.3 * (w[i % 13] * i).mean())
     return grads(total, w)
+
+
+@case
+def negatives(g):
+    """The imaginary part of a conjugate is the same memory with a mark, and so is the conjugate."""
+    w, x = leaf(12, 5), leaf(12, 5, 2)
+    with g("a"):
+        y = torch.view_as_complex(x * 0.7).conj()
+        z = y.imag * w
+    with g("b"):
+        z = z * y.imag + (y * y.conj()).real * y.real.exp()
+    return grads(z.sum(), w, x)
