@@ -96,6 +96,7 @@ class Fake:
     def back(self, id):
         s = self.storages[id]
         if s.away and s.berth is None:
+            assert s.copy is not None  # it was released and saved again
             at = self.provide(id, s.bytes)
             ctypes.memmove(at, s.copy, s.bytes)
             s.address, s.away = at, False

@@ -177,6 +177,29 @@ class Between(unittest.TestCase):
                 with self.assertRaisesRegex(RuntimeError, r"call backward\(\) inside of"):
                     y.backward()
 
+    def test_a_storage_is_saved_again_while_its_group_dies(self):
+        """The group that had it is released only once the open group is saved, too: a backward pass inside of
+        the group calls the library before that."""
+
+        def case(g):
+            x = leaf(40, 40)
+            y = x * 2
+            with g("a"):
+                first = y.sin()
+            with g("b"):
+                other = (x * 3).sin()
+            del first
+            with g("c"):
+                again = y.cos()
+                other.sum().backward()
+            again.sum().backward()
+            return [x.grad]
+
+        for kind in ("offload", "limit", *(f"fake-{i}" for i in range(8))):
+            with self.subTest(kind), runtime(kind) as rt:
+                for _ in range(3):
+                    self.assertTrue(same(plain(case)[0], under(rt, case)[0]))
+
     def test_parameters_and_views_of_them_pass(self):
         with runtime() as rt:
             m = nn.Linear(30, 30)
