@@ -179,8 +179,8 @@ def is_held(t: torch.Tensor) -> bool:
         return True
     if base.is_leaf:
         return bool(base.requires_grad) or type(base) is not torch.Tensor
-    node = base.grad_fn
-    name = node.name() if node is not None else ""
+    node: Any = base.grad_fn
+    name = node.name()
     if name != "ToCopyBackward0":
         return str(name) == "GraphedBackward"
     (source, _), *_ = node.next_functions

@@ -186,7 +186,7 @@ class Step:
             for numbers in (self.passing, self.ending):
                 while numbers:  # none is released again if one fails
                     self._unreserve(numbers.pop(0))
-            if number is not None and number in self.reserved:
+            if number in self.reserved:
                 self.take_back(self.calls.load(number)[1])
                 self.ending.append(number)
             if self.budget is not None:
@@ -332,8 +332,6 @@ class Step:
     def record(self, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> Optional[Record]:
         if address == 0 or memory._cdata in self.weights or is_held(t):
             return None
-        if memory.data_ptr() != address:
-            return None  # the memory was resized or mapped elsewhere
         if rows is not None and (not rows.alone or rows.version != version_of(rows.count)):
             rows = None
         self.used_rows |= rows is not None
@@ -467,7 +465,6 @@ class Step:
 
     def keep_views(self) -> None:
         """Notes tensors of berths that somebody has after the step."""
-        self.viewed(list(self.views))
         self.held += map(Weak, self.views.values())
         self.views = {}
 

@@ -11,7 +11,7 @@ from unittest import mock
 from common import DEVICE, torch
 from stowage import _step
 from stowage._errors import Error
-from stowage._record import Handle, Kept, Rows, Weak, storage_of
+from stowage._record import Handle, Kept, Rows, Weak, storage_at, storage_of
 from stowage._step import Step, Ticket, any_alive, first_made
 from torch import nn
 from zoo import leaf
@@ -93,6 +93,14 @@ def new(outside=None, least=1, moves=lambda name: name != "stays", weights=(), b
     return Step(calls, CPU, least, moves, outside, set(weights), set(), [], Noted(calls) if budget else None), calls
 
 
+class Graphed(torch.autograd.Function):
+    """Its node has the name of those of make_graphed_callables."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
 @unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
 class Told(unittest.TestCase):
     def test_a_step(self):
@@ -170,6 +178,10 @@ class Told(unittest.TestCase):
             self.assertEqual("g", handle.record.place[0])
         self.assertIs(Kept, type(step.pack(x)))
         self.assertIsNone(step.place)
+        with _step.InGroup(step, "stays"):
+            with _step.InGroup(step, "g"):
+                pass
+            self.assertIs(Kept, type(step.pack(x)))
         self.assertEqual({"g", "stays"}, step.seen)
         step, calls = new(outside="other")
         with _step.InGroup(step, "g"):
@@ -178,8 +190,11 @@ class Told(unittest.TestCase):
         with _step.InGroup(step, "stays"):
             handle = step.pack(x)
         self.assertEqual(("other", "stays"), (handle.group.name, handle.record.place[0]))
+        calls.taken()
+        handle = step.pack(torch.zeros(8) + 1)
         module = nn.Linear(2, 2)
         step.begin_group("g", module)
+        self.assertEqual("other", calls.taken()[0][1])
         self.assertIs(module, step.place[1]())
         self.assertTrue(step.inside(module))
         step.begin_group("g", self)
@@ -209,9 +224,9 @@ class Told(unittest.TestCase):
         self.assertEqual("here", step.name)
         self.assertIs(Kept, type(got[0]))
         self.assertFalse(step.on_other_stream())
-        step.cuda, step.stream, step.torch_stream = 3, 7, object()
+        step.cuda, step.stream, step.torch_stream = 0, 7, object()
         entered = mock.MagicMock()
-        with mock.patch.object(_step, "_raw_stream", lambda device: 7 + (device != 3)), mock.patch.object(torch.cuda, "stream", entered):
+        with mock.patch.object(_step, "_raw_stream", lambda device: 7 + (device != 0)), mock.patch.object(torch.cuda, "stream", entered):
             self.assertFalse(step.on_other_stream())
             handle = step.pack(x)
             self.assertIs(Handle, type(handle))
@@ -229,6 +244,12 @@ class Told(unittest.TestCase):
             self.assertIn("other stream", step.seen)
         step.disown()
         self.assertIs(Kept, type(step.pack(x)))
+        with mock.patch.object(torch.cuda, "current_stream", lambda device: mock.Mock(cuda_stream=5 + device.index)):
+            step = Step(calls, torch.device("cuda", 1), 1, bool, None, set(), set(), [])
+        self.assertEqual((1, 6), (step.cuda, step.stream))
+        with mock.patch.object(_step, "_raw_stream", lambda device: 6):
+            step.begin_group("g", self)
+            self.assertIs(Kept, type(step.pack(torch.zeros(8) + 1)))  # of the CPU
 
     def test_what_is_not_moved(self):
         """Tensors that cannot be, are no plain memory of the device, are small, or are held by others."""
@@ -250,6 +271,9 @@ class Told(unittest.TestCase):
             "of a class": (torch.zeros(8) + 1).as_subclass(Mine),
             "weight": weight,
             "view of a weight": weight[2:],
+            "frozen weight": nn.Parameter(torch.zeros(8), False),
+            "cast of a weight": weight.double(),
+            "graphed": Graphed.apply(torch.zeros(8, requires_grad=True)),
             "leaf": torch.zeros(8, requires_grad=True),
             "conjugate": torch.zeros(8, dtype=torch.complex64).conj(),
             "negative": torch.zeros(8, dtype=torch.complex64).conj().imag,
@@ -266,6 +290,8 @@ class Told(unittest.TestCase):
                     self.assertIs(step.unpack(h) if t.is_leaf else h.tensor, h.tensor)
             step.least = 32
             self.assertIs(Handle, type(step.pack(torch.zeros(8) + 1)))
+            self.assertIs(Handle, type(step.pack((weight * 2).double())))
+            self.assertIs(Handle, type(step.pack((weight * 2)[:2])))
             self.assertIs(Handle, type(step.pack(big[4:5])))  # its storage counts
             step.weights.add(storage_of(big)._cdata)
             self.assertIs(Handle, type(step.pack(big[4:5])))  # one that has a record
@@ -326,6 +352,16 @@ class Told(unittest.TestCase):
             step.unpack(first)
         self.assertIn("version 0 was saved", step.raised)
         self.assertEqual(2.0, step.unpack(second)[0])
+        for taken in (False, True):  # before the library returned it, or while it has it
+            z = torch.zeros(8) + 1
+            with _step.InGroup(step, "g"):
+                third = step.pack(z)
+            z.add_(1)
+            step.take_back([third.record.id] if taken else [])
+            with self.assertRaisesRegex(Error, "version 0 was saved"):
+                step.unpack(third)
+        step, calls = new()
+        step.ids = 2
         y = torch.zeros(8) + 1
         with _step.InGroup(step, "g"):
             taken = step.pack(y)
@@ -352,6 +388,7 @@ class Told(unittest.TestCase):
         one = step.provide(1, 32)
         self.assertEqual((one, 1), (record.memory.data_ptr(), len(record.before)))
         self.assertEqual(old, record.before[0]._cdata)
+        x.add_(1)  # it was copied
         two = step.provide(1, 32)
         self.assertEqual([old, one], [record.before[0]._cdata, record.before[1].data_ptr()])
         calls.held = (1,)
@@ -363,6 +400,11 @@ class Told(unittest.TestCase):
         self.assertEqual(([], two), (record.before, record.memory.data_ptr()))
         step.take_back([1, 99])
         self.assertIsNone(record.memory)
+        three = step.provide(1, 32)
+        self.assertEqual(([], three), (record.before, record.memory.data_ptr()))
+        step.take_back([1])
+        self.assertIsNone(record.memory)
+        self.assertEqual(old, record.weak.of)  # no other storage has its number
         with self.assertRaisesRegex(Error, "storage 1 of group 'g' was not reloaded; abandon the step"):
             step.unpack(handle)
 
@@ -394,9 +436,47 @@ class Told(unittest.TestCase):
             handle = step.pack(torch.zeros(8) + 1)
             step.unpack(handle)
             self.assertEqual([("save", "g", (1, 32, False, False)), ("load", 1)], calls.taken())
+            self.assertIs(Handle, type(step.pack(torch.zeros(8) + 1)))  # a forward pass may go on here
             step.unpack(handle)
             self.assertEqual([], calls.taken())
-        self.assertEqual([], calls.taken())
+        self.assertEqual([("save", "g", (2, 32, False, False))], calls.taken())
+
+    def test_what_a_backward_pass_saves(self):
+        """It is needed at once, and stays. PyTorch 1.13 does not tell where one runs: there, the first tensor that is
+        asked for outside of groups begins it."""
+        for knows in (False, True):
+            step, calls = new(outside="other")
+            with mock.patch.object(_step, "_knows_backward", knows):
+                handle = step.pack(torch.zeros(8) + 1)
+                step.unpack(handle)
+                self.assertIs(Handle if knows else Kept, type(step.pack(torch.zeros(8) + 1)))
+
+    def test_memory_is_returned_at_a_load(self):
+        step, calls = new(budget=True)
+        for quiet in (False, True):
+            with _step.InGroup(step, "g"):
+                handle, other = step.pack(torch.zeros(8) + 1), step.pack(torch.zeros(8) + 1)
+            calls.taken()
+            step.quiet, calls.returned = quiet, [other.record.id]
+            step.unpack(handle)
+            load = ("load", handle.group.number)
+            self.assertEqual([load] if quiet else ["before", load, "after"], calls.taken())
+            self.assertEqual((False, True), (handle.record.memory is None, other.record.memory is None))
+
+    def test_a_budget_that_is_not_measured(self):
+        calls = Calls()
+        budget = Noted(calls)
+        budget.measuring = False
+        step = Step(calls, CPU, 1, bool, None, set(), set(), [], budget)
+        with _step.InGroup(step, "g"):
+            handle = step.pack(torch.zeros(8) + 1)
+        step.unpack(handle)
+        with _step.InGroup(step, "g"):
+            step.pack(torch.zeros(8) + 1)
+            pending = step.pack(torch.zeros(8) + 1)
+            step.end(False)
+        self.assertEqual([("save", "g", (1, 32, False, False)), ("load", 1), "measured", ("end", False)], calls.taken())
+        self.assertEqual(({}, None, 0, []), (step.pending, step.open, step.waiting, step.saves))
 
     def test_groups_that_die(self):
         """Without being told of they are not released. While a group is pending none is, nor while times are taken."""
@@ -424,7 +504,14 @@ class Told(unittest.TestCase):
         self.assertEqual([("load", 3)], calls.taken())
         with _step.InGroup(step, "j"):
             step.pack(torch.zeros(8) + 1)
-        self.assertEqual(4, calls.last)
+        self.assertEqual([("save", "j", (3, 32, False, False))], calls.taken())
+        y = torch.zeros(8) + 1
+        for id in (4, 5):  # the library forgot the first
+            with _step.InGroup(step, "k"):
+                handle = step.pack(y)
+            self.assertEqual(id, handle.record.id)
+            del handle
+            step.release_dead()
 
     def test_errors(self):
         """What the library raises is noted, and what the user's code raised says more."""
@@ -534,8 +621,12 @@ class Counted(unittest.TestCase):
         for _ in range(4):
             with _step.InGroup(step, "g"):
                 handles.append(step.pack(torch.zeros(8) + 1))
+        with _step.InGroup(step, "dies"):
+            step.pack(torch.zeros(8) + 1)
+        calls.taken()
         calls.returned = [1]
         number = step.reserve(10)
+        self.assertEqual([("save", "kept", (6, 10, False, True)), ("release", 5)], calls.taken())
         calls.returned = [2]
         step.begin_backward(number, 0)
         calls.returned = [3]
@@ -625,6 +716,45 @@ class OfRows(unittest.TestCase):
         self.assertIs(Kept, type(step.pack(torch.zeros(8) + 1)))
         again = step.pack(x)
         self.assertEqual(1, again.record.id)
+        step, calls = new()
+        self.rows(step, x, count, alone=False)
+        one = step.pack(x)  # a group, of all rows
+        self.assertEqual([], calls.taken())
+        self.assertIs(Kept, type(step.pack(torch.zeros(8) + 1)))
+        self.assertEqual([("save", "rows", (1, 64, False, False))], calls.taken())
+
+    def test_berths_of_some(self):
+        """One of a dead group is read; others of it and of other groups never were."""
+        step, calls = new()
+        x, berth = torch.randn(4, 4) + 0, torch.zeros(64, dtype=torch.uint8)
+        self.rows(step, x, torch.tensor(2))
+        with _step.InGroup(step, "g"):
+            plain = step.pack(torch.zeros(8) + 1)
+            one = step.pack(x)
+        calls.berths[2] = berth.data_ptr()
+        step.take_back([2])
+        got = step.unpack(one)
+        calls.taken()
+        self.assertFalse(step.viewed([1]))
+        self.assertTrue(step.viewed([1, 2]))
+        del plain
+        step.release_dead()
+        self.assertEqual([("release", 1)], calls.taken())
+        del got
+        self.assertFalse(step.viewed([1, 2]))
+
+    def test_equal_rows(self):
+        x, count = torch.randn(4, 4) + 0, torch.tensor(2)
+        weak = Weak(storage_of(x))
+        one = Rows(count, 16, "a", True, weak)
+        self.assertTrue(one.same(Rows(count, 16, "a", True, Weak(storage_of(x)))))
+        for other in (
+            Rows(torch.tensor(2), 16, "a", True, weak), Rows(count, 8, "a", True, weak), Rows(count, 16, "b", True, weak),
+            Rows(count, 16, "a", True, Weak(storage_of(torch.randn(4, 4)))),
+        ):
+            self.assertFalse(one.same(other))
+        count.add_(0)
+        self.assertFalse(one.same(Rows(count, 16, "a", True, weak)))
 
     def test_which_are_no_rows(self):
         """If not they alone are kept, if their count changed, or if another storage has the address."""
@@ -687,6 +817,33 @@ class OfRows(unittest.TestCase):
         held = [Weak(storage_of(cycle[0]))]
         del cycle
         self.assertFalse(any_alive(held))
+
+
+class Records(unittest.TestCase):
+    def test_kept(self):
+        """A leaf stays itself, so that its gradient is its own. Anything else has no history, which would be a cycle."""
+        x = leaf(3)
+        y = x * 2
+        self.assertIs(x, Kept(x, None).tensor)
+        kept = Kept(y, None)
+        self.assertEqual((None, y.data_ptr(), 0), (kept.tensor.grad_fn, kept.tensor.data_ptr(), kept.version))
+
+    def test_weak(self):
+        """It frees what names the storage, and not the storage."""
+        storage, freed = storage_of(torch.zeros(4)), []
+        weak = Weak(storage, freed.append)
+        of = weak.of
+        self.assertEqual(storage._cdata, weak.storage()._cdata)
+        del weak
+        self.assertEqual([of], freed)
+        torch.UntypedStorage._free_weak_ref(of)
+
+    def test_memory_of_a_device(self):
+        """PyTorch is given the address and the size, as bytes that may be written."""
+        given = []
+        with mock.patch.object(torch, "as_tensor", lambda memory, device: given.append((memory.__cuda_array_interface__, device)) or torch.zeros(4)):
+            storage_at(4096, 100, torch.device("cuda", 1))
+        self.assertEqual([({"shape": (100,), "typestr": "|u1", "data": (4096, False), "version": 2}, torch.device("cuda", 1))], given)
 
 
 @dataclasses.dataclass
