@@ -52,7 +52,7 @@ func TestHistoryBeginsAnew(t *testing.T) {
 	h := newHistory()
 	h.run.Policies = []string{"budget"}
 	held := 1.5
-	for _, n := range []int{1, 2, 3, 1, 2} {
+	for _, n := range []int{1, 2, 2, 1, 1, 2} {
 		s := sample("budget", n)
 		s.Held = &held
 		h.add(s)
@@ -90,5 +90,23 @@ func TestReportIsACopy(t *testing.T) {
 	}
 	if after, err := json.Marshal(made); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("the report changed, %v", err)
+	}
+}
+
+// Peaks of a summary are those of the fullest rank, wherever it is.
+func TestPeaksOfSummary(t *testing.T) {
+	for first := range 3 {
+		k := &kept{last: Step{Number: 7, Loss: 2.5, Reruns: 3, Ranks: make([]Rank, 3)}}
+		k.last.Ranks[first].Device.Peak, k.last.Ranks[(first+1)%3].Host.Peak = 50, 40
+		k.last.Ranks[(first+2)%3].Device.Peak, k.last.Ranks[(first+2)%3].Host.Peak = 20, 10
+		got := map[string]float64{}
+		for _, f := range k.summary() {
+			got[f.Name] = f.Value
+		}
+		for name, want := range map[string]float64{"steps": 7, "final_loss": 2.5, "peak_device_bytes": 50, "peak_host_bytes": 40, "reruns": 3} {
+			if got[name] != want {
+				t.Errorf("%s is %g, want %g", name, got[name], want)
+			}
+		}
 	}
 }

@@ -522,3 +522,25 @@ func TestRoomForWhatMatters(t *testing.T) {
 		t.Errorf("%d bytes, %v", b.Len(), err)
 	}
 }
+
+// Each field of a header is kept though all others are zero.
+func TestHeaderFieldByField(t *testing.T) {
+	for i := range reflect.TypeFor[trace.Header]().NumField() {
+		var h trace.Header
+		f := reflect.ValueOf(&h).Elem().Field(i)
+		if f.Kind() == reflect.String {
+			f.SetString("a name")
+		} else {
+			f.SetInt(-7)
+		}
+		var b bytes.Buffer
+		w := trace.NewWriter(&b, h, 0)
+		w.Emit(trace.Event{Kind: trace.Begin})
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := trace.Read(&b); err != nil || got.Header != h || len(got.Events) != 1 {
+			t.Errorf("%+v is read as %+v, %v", h, got, err)
+		}
+	}
+}

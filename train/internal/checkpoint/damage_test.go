@@ -349,3 +349,72 @@ func TestWhatMayBeWhole(t *testing.T) {
 		}
 	}
 }
+
+// A manifest lists the files of all ranks in order: one that is missing, more, or has another
+// name at any place is refused.
+func TestFilesOfAManifest(t *testing.T) {
+	for _, ranks := range []int{1, 2, 3} {
+		var files []File
+		for rank := range ranks {
+			for k := range kinds {
+				files = append(files, File{Name: fileName(k, rank, ranks)})
+			}
+		}
+		m := manifest{Ranks: ranks, Files: files}
+		if err := m.checkFiles(); err != nil {
+			t.Error(err)
+		}
+		for i := range files {
+			wrong := slices.Clone(files)
+			wrong[i].Name = "../" + wrong[i].Name
+			m.Files = wrong
+			if err := m.checkFiles(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("expected %s, got %q", files[i].Name, wrong[i].Name)) {
+				t.Errorf("file %d of %d ranks: %v", i, ranks, err)
+			}
+			m.Files = slices.Delete(slices.Clone(files), i, i+1)
+			if m.checkFiles() == nil {
+				t.Errorf("file %d of %d ranks is missing, and nothing says so", i, ranks)
+			}
+		}
+		m.Files = append(slices.Clone(files), files[0])
+		if m.checkFiles() == nil {
+			t.Errorf("%d ranks have a file more, and nothing says so", ranks)
+		}
+	}
+	if (&manifest{}).checkFiles() == nil {
+		t.Error("a manifest without ranks is accepted")
+	}
+}
+
+// What cannot be removed is told of by name, and a full disk by what the checkpoint needs.
+func TestWordsOfFailures(t *testing.T) {
+	m, o, said := stage(t, true)
+	s := mustOpen(t, o)
+	defer mustClose(t, s)
+	for want, do := range map[string]func(){
+		"cannot remove the checkpoint " + filepath.Join(o.folder(), nameOf(20)): func() { s.discard(20) },
+		"cannot look for temporary files of an earlier run in " + o.folder():    func() { s.clean() },
+		"cannot remove " + o.folder() + "/x":                                    func() { s.remove(o.folder() + "/x") },
+	} {
+		*said = nil
+		m.Arm(1, disktest.Fails)
+		if do(); len(*said) != 1 || !strings.HasPrefix((*said)[0], want) {
+			t.Errorf("%q, want %q", *said, want)
+		}
+		m.Disarm()
+	}
+	for _, x := range []struct {
+		err  error
+		need int64
+		want string
+	}{
+		{syscall.ENOSPC, 3 << 20, "the checkpoint of step 7 needs 4 MiB, but there is not enough space"},
+		{syscall.EDQUOT, 1, "the checkpoint of step 7 needs 1 MiB, but there is not enough space"},
+		{syscall.ENOSPC, 0, "cannot write the checkpoint of step 7 to " + o.folder()},
+		{syscall.EIO, 5, "cannot write the checkpoint of step 7 to " + o.folder()},
+	} {
+		if err := o.failed(7, x.need, x.err); !strings.HasPrefix(err.Error(), x.want) || !errors.Is(err, x.err) {
+			t.Errorf("%v, want %s", err, x.want)
+		}
+	}
+}

@@ -438,3 +438,33 @@ func TestPace(t *testing.T) {
 		}
 	})
 }
+
+// The error of a save comes with the next one, which is not begun.
+func TestErrorOfTheSaveBefore(t *testing.T) {
+	if s := (*Saver)(nil); s.Saved() != -1 {
+		t.Errorf("no saver has saved step %d", s.Saved())
+	}
+	_, o, _ := stage(t, true)
+	store := mustOpen(t, o)
+	defer mustClose(t, store)
+	fails := true
+	s := &Saver{Options: o, Store: store, Before: func() error {
+		if fails {
+			return errTrainer
+		}
+		return nil
+	}}
+	if err := s.Save(metaOf(30), ranksOf(30)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Save(metaOf(40), ranksOf(40)); !errors.Is(err, errTrainer) || s.Saved() != -1 {
+		t.Errorf("the save of step 40 says %v, and step %d is saved", err, s.Saved())
+	}
+	fails = false
+	if err := errors.Join(s.Wait(), s.Save(metaOf(50), ranksOf(50)), s.Wait()); err != nil || s.Saved() != 50 {
+		t.Errorf("step %d is saved: %v", s.Saved(), err)
+	}
+	if steps, err := Steps(o); err != nil || slices.Contains(steps, 40) || slices.Contains(steps, 30) || !slices.Contains(steps, 50) {
+		t.Errorf("steps %v are there: %v", steps, err)
+	}
+}
