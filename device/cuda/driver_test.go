@@ -157,6 +157,14 @@ func TestListWhereThereIsNothing(t *testing.T) {
 
 func TestPCILink(t *testing.T) {
 	const at = "0000:17:00.0/"
+	for _, x := range [][2]string{{"Unknown", "16"}, {"32.0 GT/s PCIe", "0"}, {"32.0 GT/s PCIe", " "}, {"", "16"}} {
+		if got := pciLink(fstest.MapFS{at + "current_link_speed": {Data: []byte(x[0])}, at + "current_link_width": {Data: []byte(x[1])}}, "0000:17:00.0"); got != "" {
+			t.Errorf("%q is the link %q", x, got)
+		}
+	}
+	if got := pciLink(fstest.MapFS{at + "current_link_speed": {Data: []byte("32.0 GT/s PCIe")}}, "0000:17:00.0"); got != "" {
+		t.Errorf("a speed alone is the link %q", got)
+	}
 	for want, files := range map[string]fstest.MapFS{
 		"32.0 GT/s PCIe x16": {at + "current_link_speed": {Data: []byte("32.0 GT/s PCIe\n")}, at + "current_link_width": {Data: []byte("16\n")}},
 		"":                   {at + "current_link_speed": {Data: []byte("Unknown\n")}, at + "current_link_width": {Data: []byte("0\n")}},
@@ -237,6 +245,9 @@ func TestChoose(t *testing.T) {
 	}{
 		{9, 0, []device.Variant{sm80, sm90a}, sm90a, true},
 		{9, 0, []device.Variant{sm90a, sm90, sm80}, sm90a, true},
+		{9, 0, []device.Variant{sm80, sm90}, sm90, true},
+		{8, 0, []device.Variant{sm80}, sm80, true},
+		{9, 0, []device.Variant{sm80, sm90, sm75}, sm90, true},
 		{9, 0, []device.Variant{sm100a, sm75, sm80}, sm80, true},
 		{8, 9, []device.Variant{sm80, sm90a, sm75}, sm80, true},
 		{10, 0, []device.Variant{sm80, sm90a, sm90}, sm90, true},

@@ -6,6 +6,7 @@ package cuda
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -143,8 +144,14 @@ func TestEveryCallMayFail(t *testing.T) {
 				if givesBack[call] || call == "cuCtxSetCurrent" && n%8 > 0 {
 					continue
 				}
-				if _, err := run(call, n, as); err == nil && !quiet(call, as) {
+				_, err := run(call, n, as)
+				if err == nil && !quiet(call, as) {
 					t.Errorf("%s %d fails with %d, and nobody learns it", call, n, as)
+				}
+				var said *device.DriverError
+				if errors.As(err, &said) && call != "cuCtxSetCurrent" && call != "cuDeviceGetAttribute" &&
+					(said.Call != call || said.Code != int(as) || said.Device != "cuda:0" || !strings.Contains(said.Text, "CUDA_ERROR_MADE_UP: a test asked for it")) {
+					t.Errorf("%s %d fails with %d: %+v", call, n, as, said)
 				}
 			}
 		}

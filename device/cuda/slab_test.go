@@ -35,15 +35,24 @@ func (m *slabModel) run(program []byte) {
 }
 
 func (m *slabModel) take(n memory.Bytes) {
-	fits := memory.Bytes(0) // the largest run of free units
+	fits, best, want := memory.Bytes(0), memory.Bytes(0), memory.Bytes(0) // the largest run of free units, the smallest that suffices, and where that is
 	run := memory.Bytes(0)
-	for _, t := range m.taken {
+	for u, t := range m.taken {
 		if run += device.Align; t {
 			run = 0
 		}
 		fits = max(fits, run)
+		if last := u+1 == len(m.taken) || m.taken[u+1]; last && run >= blockSize(n) && (best == 0 || run < best) {
+			best, want = run, memory.Bytes(u+1)*device.Align-run
+		}
+	}
+	if m.slab.largest() != fits {
+		m.t.Fatalf("the largest hole has %d bytes, want %d", m.slab.largest(), fits)
 	}
 	off, ok := m.slab.allocate(n)
+	if ok && off != want {
+		m.t.Fatalf("take(%d) gives %d, want %d: the first of the smallest holes", n, off, want)
+	}
 	if ok != (blockSize(n) <= fits) {
 		m.t.Fatalf("take(%d) says %v, but the largest hole has %d bytes", n, ok, fits)
 	}
