@@ -158,6 +158,30 @@ func disagreements(t *testing.T, w World) {
 		{"roots", func(c comm.Comm, s device.Stream, b *device.Buffer) {
 			c.Broadcast(s, b.Slice(0, 64), min(c.Rank(), 1))
 		}, []string{"broadcast #1 of 64 bytes from rank 0", "broadcast #1 of 64 bytes from rank 1", sentence}, false},
+		{"sizes of gathers", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			n := memory.Bytes(16 + 8*min(c.Rank(), 1))
+			c.AllGather(s, b.Slice(1024, n*memory.Bytes(w.Size)), b.Slice(0, n))
+		}, []string{"all-gather #1 of 16 bytes a rank", "all-gather #1 of 24 bytes a rank", sentence}, false},
+		{"sizes of scatters", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			n := memory.Bytes(16 + 8*min(c.Rank(), 1))
+			c.ReduceScatter(s, b.Slice(0, n), b.Slice(1024, n*memory.Bytes(w.Size)), comm.F32, comm.Sum)
+		}, []string{"reduce-scatter #1 of 16 bytes (f32, sum)", "reduce-scatter #1 of 24 bytes (f32, sum)", sentence}, false},
+		{"types of scatters", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			c.ReduceScatter(s, b.Slice(0, 16), b.Slice(1024, 16*memory.Bytes(w.Size)), []comm.Type{comm.F32, comm.BF16}[min(c.Rank(), 1)], comm.Sum)
+		}, []string{"reduce-scatter #1 of 16 bytes (f32, sum)", "reduce-scatter #1 of 16 bytes (bf16, sum)", sentence}, false},
+		{"operations of scatters", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			c.ReduceScatter(s, b.Slice(0, 16), b.Slice(1024, 16*memory.Bytes(w.Size)), comm.F32, []comm.Op{comm.Mean, comm.Max}[min(c.Rank(), 1)])
+		}, []string{"reduce-scatter #1 of 16 bytes (f32, mean)", "reduce-scatter #1 of 16 bytes (f32, max)", sentence}, false},
+		{"types", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			c.AllReduce(s, b.Slice(0, 16), b.Slice(0, 16), []comm.Type{comm.F32, comm.BF16}[min(c.Rank(), 1)], comm.Sum)
+		}, []string{"all-reduce #1 of 16 bytes (f32, sum)", "all-reduce #1 of 16 bytes (bf16, sum)", sentence}, false},
+		{"sizes of exchanges", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			n := memory.Bytes(8+8*min(c.Rank(), 1)) * memory.Bytes(w.Size)
+			c.AllToAll(s, b.Slice(1024, n), b.Slice(0, n))
+		}, []string{"all-to-all #1 of 8 bytes a rank", "all-to-all #1 of 16 bytes a rank", sentence}, false},
+		{"sizes of broadcasts", func(c comm.Comm, s device.Stream, b *device.Buffer) {
+			c.Broadcast(s, b.Slice(0, memory.Bytes(8+8*min(c.Rank(), 1))), 0)
+		}, []string{"broadcast #1 of 8 bytes from rank 0", "broadcast #1 of 16 bytes from rank 0", sentence}, false},
 		{"parts", func(c comm.Comm, s device.Stream, b *device.Buffer) {
 			send, recv := make([]comm.Part, w.Size), make([]comm.Part, w.Size)
 			switch c.Rank() {

@@ -101,17 +101,13 @@ func (g *group) connect() error {
 	if id, err = share(g.host, id, err); err != nil {
 		return err
 	}
-	ran := false
 	launch(g.w.side, "connect", nil, func(uintptr) {
-		ran = true
 		if g.c, err = g.w.lib.Init(len(g.ranks), id, g.me); err == nil {
 			err = g.settle(func() bool { return g.host.Err() != nil })
 		}
 	})
-	if synced := g.w.side.Sync(); synced != nil || !ran {
-		return synced
-	}
-	if err == nil {
+	synced := g.w.side.Sync() // the launch is over, or the device has failed without it
+	if err = errors.Join(synced, err); err == nil {
 		err = g.host.Err() // another rank failed, and this one stopped waiting for it
 	} else {
 		g.Abort(err) // the others wait for this rank

@@ -25,6 +25,9 @@ func openCPU(rank int) (device.Device, error) {
 	return cpu.Open(cpu.Options{Ordinal: rank, Capacity: [memory.Kinds]memory.Bytes{256 * memory.MiB, 64 * memory.MiB}})
 }
 
+// noted returns what is told of a rank's calls, or is nil.
+var noted func(rank int) func(call string)
+
 // open makes a world of ranks, each with a library of its own, and perhaps an order of its
 // GPU.
 func open(t *testing.T, devs []device.Device, libs []*nccltest.Library, orders ...*Order) ([]comm.Comm, error) {
@@ -51,6 +54,9 @@ func open(t *testing.T, devs []device.Device, libs []*nccltest.Library, orders .
 	var ranks sync.WaitGroup
 	for r := range devs {
 		o := Options{Host: local[r], HostDevice: hosts[r]}
+		if noted != nil {
+			o.Note = noted(r)
+		}
 		if orders != nil {
 			o.Order = orders[r]
 		}
@@ -503,5 +509,140 @@ func TestAssist(t *testing.T) {
 	}
 	if _, err := Assist(func() (cuda.Assist, error) { return nil, errTest })(); !errors.Is(err, errTest) {
 		t.Errorf("an error of the other one: %v", err)
+	}
+}
+
+// Ranks that capture, or replay, while others call something else are told of it.
+func TestGraphsThatDisagree(t *testing.T) {
+	for _, word := range []string{"begin-capture", "replay"} {
+		_ = run(t, nccltest.Libraries(2, 0), func(p *place) error {
+			capture := func() (comm.Graph, error) {
+				return p.c.(comm.Capturer).Capture(p.s, func() error { p.c.Barrier(p.s); return nil })
+			}
+			var g comm.Graph
+			if word == "replay" {
+				var err error
+				if g, err = capture(); err != nil {
+					t.Error(err)
+					return err
+				}
+			}
+			switch {
+			case p.c.Rank() == 0:
+				p.c.Barrier(p.s)
+			case word == "replay":
+				_ = g.Replay()
+			default:
+				_, _ = capture()
+			}
+			err := errors.Join(p.s.Sync(), p.c.Err())
+			if err == nil || !strings.Contains(err.Error(), "calls "+word+" #") || !strings.Contains(err.Error(), "calls barrier #") {
+				t.Errorf("rank %d: %v, want words of %s", p.c.Rank(), err, word)
+			}
+			if g != nil && (g.Replay() == nil || g.Close() != nil) {
+				t.Errorf("rank %d: a replay after the failure says nothing", p.c.Rank())
+			}
+			return nil
+		})
+	}
+}
+
+// What a device cannot make or do while a world is opened is an error on all ranks, and nothing
+// stays open.
+func TestOpenOnABadDevice(t *testing.T) {
+	for _, class := range []check.Class{check.Makes, check.Allocs, check.Launches} {
+		for n, done := 0, false; !done; n++ {
+			libs := nccltest.Libraries(2, 0)
+			devs := make([]device.Device, 2)
+			for r := range devs {
+				d, err := openCPU(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				o := check.Options{Report: func(err error) { t.Error(err) }}
+				if r == 1 {
+					o.Faults = []check.Fault{{Class: class, N: n, Do: check.Fail}}
+				}
+				devs[r] = check.New(o).Wrap(d)
+			}
+			cs, err := open(t, devs, libs)
+			if done = err == nil; done {
+				var ranks sync.WaitGroup
+				for _, c := range cs {
+					ranks.Go(func() {
+						if err := c.Close(); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				ranks.Wait()
+			} else if cs[0] != nil || cs[1] != nil || len(strings.Split(err.Error(), "because of a check.Fault")) < 3 && class != check.Allocs {
+				t.Errorf("%v %d: %v", class, n, err)
+			}
+			for r, d := range devs {
+				if err := d.Close(); err != nil && strings.Contains(err.Error(), "left open") {
+					t.Errorf("%v %d, rank %d: %v", class, n, r, err)
+				}
+			}
+			if least := map[check.Class]int{check.Makes: 4, check.Allocs: 1, check.Launches: 1}[class]; done && n < least {
+				t.Errorf("a world is opened with %d of %v", n, class)
+			}
+		}
+	}
+}
+
+// Calls are noted by name, number and ranks when they are compared.
+func TestNotes(t *testing.T) {
+	var mu sync.Mutex
+	notes := map[int][]string{}
+	libs := nccltest.Libraries(3, 0)
+	places, devs := openWorld(t, libs)
+	noted = func(rank int) func(string) {
+		return func(call string) {
+			mu.Lock()
+			defer mu.Unlock()
+			notes[rank] = append(notes[rank], call)
+		}
+	}
+	defer func() { noted = nil }()
+	all, err := open(t, devs, libs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	for r, p := range places {
+		ranks.Go(func() {
+			c := all[r]
+			var err error
+			if r != 1 {
+				sub, e := c.Split([]int{2, 0})
+				if e != nil {
+					t.Error(e)
+					return
+				}
+				sub.Barrier(p.s)
+				err = errors.Join(p.s.Sync(), sub.Err(), sub.Close())
+			}
+			c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Sum)
+			_, e := c.Gather(nil)
+			if err = errors.Join(err, e, p.s.Sync(), c.Err(), c.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ranks.Wait()
+	for r, got := range notes {
+		want := []string{"all-reduce 1 of all ranks", "gather 2 of all ranks"}
+		if r != 1 {
+			want = append(want, "barrier 1 of ranks 0 and 2")
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("rank %d notes %q, want %q", r, got, want)
+		}
+	}
+	if len(notes) != 3 {
+		t.Errorf("notes of %d ranks", len(notes))
 	}
 }
