@@ -7,10 +7,13 @@ package policy
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/residency"
@@ -143,7 +146,7 @@ func unitLines(d *Decision) string {
 
 // SPEC S5.2 S5.4 S5.5
 func TestDecisionsStayGood(t *testing.T) {
-	if testing.Short() {
+	if raceEnabled {
 		t.Skip("solves fifty times, which takes long under the race detector")
 	}
 	var b strings.Builder
@@ -209,4 +212,56 @@ func TestDecisionsStayGood(t *testing.T) {
 		}
 	}
 	golden.Check(t, "decisions.txt", b.String())
+}
+
+// Decisions about drawn steps: pipelines, storages of two groups, rows, borrowed memory, host
+// memory that is short, and choices that are not allowed. SPEC S5.2 S5.5
+func TestDrawnDecisions(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine, which the race detector only makes slow")
+	}
+	type drawn struct {
+		p *Profile
+		l memory.Links
+	}
+	gen := rapid.Custom(func(t *rapid.T) drawn { return drawn{drawProfile(t, 9), drawLinks(t)} })
+	rng := rand.New(rand.NewPCG(5, 5))
+	var b strings.Builder
+	for seed := range 90 {
+		x := gen.Example(seed)
+		c := residency.Config{Host: noLimit, Align: []memory.Bytes{1, 4}[rng.IntN(2)]}
+		p := x.p
+		if p.Rows == nil && rng.IntN(2) == 0 {
+			p, c.Borrowed = borrowed(p), true
+		}
+		if p.Rows != nil && rng.IntN(2) == 0 {
+			p.Rows.MoreSets, p.Rows.SetBytes = 1+rng.IntN(2), 30
+		}
+		room := c
+		room.Device = noLimit
+		kept, err := Simulate(p, nil, nil, x.l, room)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rng.IntN(3) == 0 {
+			c.Host = kept.Extent / 3
+		}
+		allowed := everything
+		switch rng.IntN(4) {
+		case 0:
+			allowed.Offload = false
+		case 1:
+			allowed.Recompute = false
+		}
+		budget := p.Base + (kept.Extent-p.Base)*memory.Bytes(45+rng.IntN(50))/100
+		d, err := Solve(p, x.l, c, budget, allowed)
+		fmt.Fprintf(&b, "%d: %d of %d, %+v, host %d, borrowed %v: %s\n", seed, budget, kept.Extent, allowed, c.Host, c.Borrowed, line(d, err))
+		if err == nil {
+			fmt.Fprintf(&b, "  %s\n", reloads(d.Plan))
+			if seed%9 == 0 {
+				b.WriteString(unitLines(d))
+			}
+		}
+	}
+	golden.Check(t, "drawn.txt", b.String())
 }

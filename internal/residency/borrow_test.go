@@ -55,7 +55,7 @@ func TestLentUnderClocks(t *testing.T) {
 // SPEC S6.4: the same holds for many seeds, which must do everything that borrowing is
 // for.
 func TestLentManySeeds(t *testing.T) {
-	if testing.Short() {
+	if raceEnabled {
 		t.Skip("one goroutine, which the race detector only makes slow")
 	}
 	var sum Counts
@@ -88,7 +88,7 @@ func TestLentManySeeds(t *testing.T) {
 // SPEC S6.2, S6.4: every wait that nothing else implies is needed, also if the host has
 // seen that copies are over, or makes compute wait for them.
 func TestEveryWaitIsNeededForBorrowed(t *testing.T) {
-	if testing.Short() {
+	if raceEnabled {
 		t.Skip("one goroutine, which the race detector only makes slow")
 	}
 	caught, in := 0, 0
