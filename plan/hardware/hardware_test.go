@@ -2,6 +2,10 @@ package hardware
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -150,4 +154,78 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s became %s (%v)", text, second, err)
 		}
 	})
+}
+
+// Each figure is checked by itself: none is negative, those that are needed are positive, and
+// all lie between 1 and what can be counted.
+func TestEachFigure(t *testing.T) {
+	var figures map[string]any
+	if err := json.Unmarshal([]byte(own), &figures); err != nil {
+		t.Fatal(err)
+	}
+	whole := []string{"memory_bytes", "usable_bytes", "fast_group", "node_gpus", "node_memory_bytes", "generation"}
+	needed := []string{"memory_bytes", "hbm", "host_out", "host_in"}
+	for _, key := range append(whole, "hbm", "host_out", "host_in", "host_both", "fast_link", "network", "watts", "exponentials") {
+		for _, value := range []float64{-1, 0, 0.5, 1, 1e30, 2e30} {
+			if slices.Contains(whole, key) && (value != math.Trunc(value) || value > 1e18) {
+				continue
+			}
+			changed := maps.Clone(figures)
+			changed[key] = value
+			if key == "node_memory_bytes" {
+				changed["node_gpus"] = 8
+			}
+			if key == "host_both" {
+				changed["host_out"] = 1e30
+			}
+			text, err := json.Marshal(changed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := ""
+			switch {
+			case value < 0:
+				want = fmt.Sprintf("%q is %g; it must not be negative", key, value)
+			case value == 0 && slices.Contains(needed, key):
+				want = fmt.Sprintf("%q is missing or zero", key)
+			case value == 0.5 || value == 2e30:
+				want = fmt.Sprintf("%q is %g; it must be a number from 1 to 1e+30", key, value)
+			}
+			if _, err := Parse(text); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s %g: %v, want %q", key, value, err, want)
+			}
+		}
+	}
+	for rate, ok := range map[float64]bool{0.5: false, 1: true, 1e30: true, 2e30: false} {
+		changed := maps.Clone(figures)
+		changed["flops"] = map[string]float64{"bf16": 1e14, "fp8": rate}
+		text, err := json.Marshal(changed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Parse(text); (err == nil) != ok {
+			t.Errorf("fp8 at %g: %v", rate, err)
+		}
+	}
+	changed := maps.Clone(figures)
+	changed["node_memory_bytes"] = 1 << 40
+	text, err := json.Marshal(changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), `needs "node_gpus"`) {
+		t.Errorf("memory of a node without GPUs: %v", err)
+	}
+	changed["node_gpus"], changed["usable_bytes"] = 8, changed["memory_bytes"]
+	if text, err = json.Marshal(changed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse(text); err != nil {
+		t.Errorf("all memory is usable: %v", err)
+	}
+	for _, name := range []string{"a/h100", `a\h100`} {
+		if _, err := ByName(name); err == nil || !strings.Contains(err.Error(), "is the path of no JSON file") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
