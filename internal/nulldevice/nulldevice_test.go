@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/nulldevice"
 	"github.com/stowage-dev/stowage/memory"
@@ -208,7 +209,7 @@ func TestGraphs(t *testing.T) {
 }
 
 func TestPaceIsChecked(t *testing.T) {
-	for _, p := range []nulldevice.Pace{{}, {Local: 1}, {Local: 1, Link: -1}, {Local: 1, Link: 1, Latency: -1}} {
+	for _, p := range []nulldevice.Pace{{}, {Local: 1}, {Link: 1}, {Local: -1, Link: 1}, {Local: 1, Link: -1}, {Local: 1, Link: 1, Latency: -1}} {
 		if _, err := nulldevice.Wrap(nil, p); err == nil {
 			t.Errorf("%+v was taken", p)
 		}
@@ -268,4 +269,89 @@ func TestTimeOfEveryWork(t *testing.T) {
 	}
 	s.Free(dev)
 	s.Free(host)
+}
+
+// Wrong work panics as on other devices, and does not take time.
+func TestMisusePanics(t *testing.T) {
+	e := open(t, 1<<20)
+	s := e.stream()
+	b, gone := e.alloc(memory.Device, 100), e.alloc(memory.Device, 100)
+	s.Free(gone)
+	rect := func(b *device.Buffer, off memory.Bytes) device.Rect {
+		return device.Rect{Range: device.Range{Buf: b, Off: off, Len: 10}, Pitch: 10, Rows: 2}
+	}
+	outside := device.Range{Buf: b, Off: 90, Len: 20}
+	launch := func(r device.Range) func() {
+		return func() {
+			l := device.NewLaunch(wild, 1, 1)
+			l.Write(r)
+			s.Launch(l)
+		}
+	}
+	from, to := e.event(), e.event()
+	s.Record(from)
+	for name, f := range map[string]func(){
+		"a copy from freed memory":     func() { s.Copy(b.Slice(0, 10), device.Range{Buf: gone, Len: 10}) },
+		"a copy to freed memory":       func() { s.Copy(device.Range{Buf: gone, Len: 10}, b.Slice(0, 10)) },
+		"a copy beyond the end":        func() { s.Copy(outside, b.Slice(0, 20)) },
+		"a copy of other lengths":      func() { s.Copy(b.Slice(0, 10), b.Slice(50, 11)) },
+		"a copy onto itself":           func() { s.Copy(b.Slice(0, 10), b.Slice(5, 10)) },
+		"rows of freed memory":         func() { s.Copy2D(rect(b, 0), rect(gone, 0)) },
+		"rows beyond the end":          func() { s.Copy2D(rect(b, 0), rect(b, 90)) },
+		"a fill of freed memory":       func() { s.Fill(device.Range{Buf: gone, Len: 10}, 1) },
+		"a fill beyond the end":        func() { s.Fill(outside, 1) },
+		"a launch on freed memory":     launch(device.Range{Buf: gone, Len: 10}),
+		"a launch beyond the end":      launch(outside),
+		"an upload to freed memory":    func() { s.Upload(device.Range{Buf: gone, Len: 10}, make([]byte, 10)) },
+		"an upload beyond the end":     func() { s.Upload(outside, make([]byte, 20)) },
+		"an upload of another length":  func() { s.Upload(b.Slice(0, 10), make([]byte, 9)) },
+		"a download of freed memory":   func() { _ = s.Download(make([]byte, 10), device.Range{Buf: gone, Len: 10}) },
+		"a download beyond the end":    func() { _ = s.Download(make([]byte, 20), outside) },
+		"a download of another length": func() { _ = s.Download(make([]byte, 9), b.Slice(0, 10)) },
+		"memory that is freed twice":   func() { s.Free(gone) },
+		"a launch without threads":     func() { l := device.NewLaunch(wild, 1, 1); l.Grid[1] = 0; s.Launch(l) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s does not panic", name)
+				}
+			}()
+			f()
+		}()
+	}
+	s.Record(to)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := to.Since(from); err != nil || d != 0 {
+		t.Errorf("wrong work takes %v, %v", d, err)
+	}
+	if d, err := to.Since(e.event()); err == nil {
+		t.Errorf("an event that was never recorded is %v old", d)
+	}
+	if d, err := e.event().Since(to); err == nil {
+		t.Errorf("an event that was never recorded is %v old", d)
+	}
+	s.Free(b)
+}
+
+// What the wrapped device cannot make is an error.
+func TestErrorsOfTheWrappedDevice(t *testing.T) {
+	c, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := check.New(check.Options{Faults: []check.Fault{{Class: check.Makes, N: 0, Do: check.Fail}, {Class: check.Makes, N: 1, Do: check.Fail}}}).Wrap(c)
+	d, err := nulldevice.Wrap(bad, pace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := d.NewStream("s"); err == nil || s != nil {
+		t.Errorf("a stream: %v, %v", s, err)
+	}
+	if e, err := d.NewEvent(0); err == nil || e != nil {
+		t.Errorf("an event: %v, %v", e, err)
+	}
+	_ = d.Close()
 }

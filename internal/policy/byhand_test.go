@@ -91,6 +91,7 @@ func TestByHandPolicy(t *testing.T) {
 		{"only large ones", func(h *ByHand) { h.MinBytes = 101 }, 0, nil, []int{0, 1, 2, 4, 5, 6, 7, 8}, nil},
 		// Rank 2 keeps 800 bytes: both of layers 0 and 1.
 		{"delta", func(h *ByHand) { h.DeltaBytes = 400 }, 2, []int{2, 3, 4, 5, 6, 7, 8}, []int{2, 4, 5, 6, 7, 8}, nil},
+		{"all of it is the delta's", func(h *ByHand) { h.DeltaBytes = 1 << 40 }, 2, nil, nil, nil},
 		{"recomputed beside", func(h *ByHand) { h.OffloadModules = []string{"core_attn"}; h.RecomputeModules = []string{"moe_act"} }, 0,
 			[]int{0, 1, 2, 3, 4, 5, 6, 7, 8}, nil, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}},
 	} {
@@ -124,6 +125,29 @@ func TestByHandNotes(t *testing.T) {
 	for _, want := range []string{"OffloadModules: no group in this step is named qkv_linear", "RecomputeModules: no group in this step is named mlp", "StashModules: no group in this step is named expert_fc1"} {
 		if !strings.Contains(d.Text(), "note: "+want+"; remove it or rename the groups") {
 			t.Errorf("%q does not say %q", d.Text(), want)
+		}
+	}
+}
+
+// A note says that a fraction of zero offloads nothing, and which modules have no rows to stash.
+func TestNotesOfNothing(t *testing.T) {
+	p := withRows(record(single, 2, module{"core_attn", 100, ms, ms}, module{"fused_group_mlp", 300, ms, ms}), "fused_group_mlp", 8, 1)
+	for _, x := range []struct {
+		set   func(h *ByHand)
+		words string
+	}{
+		{func(h *ByHand) { h.OffloadModules, h.OffloadFraction = []string{"core_attn"}, 0 }, "OffloadFraction is 0, so nothing is offloaded"},
+		{func(h *ByHand) { h.OffloadFraction = 0 }, ""},
+		{func(h *ByHand) { h.OffloadModules = []string{"core_attn"} }, ""},
+		{func(h *ByHand) { h.StashModules = []string{"core_attn"} }, "StashModules: core_attn saves no rows that the stash holds"},
+		{func(h *ByHand) { h.StashModules = []string{"fused_group_mlp"} }, ""},
+		{func(h *ByHand) { h.StashModules = []string{"moe_act"} }, ""}, // its rows are in the workspace
+		{func(h *ByHand) { h.RecomputeModules = []string{"moe_act"} }, ""},
+	} {
+		h := Defaults()
+		x.set(&h)
+		if notes := h.Notes(p); len(notes) != min(len(x.words), 1) || x.words != "" && !strings.HasPrefix(notes[0], x.words) {
+			t.Errorf("%q, want %q", notes, x.words)
 		}
 	}
 }

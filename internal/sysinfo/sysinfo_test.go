@@ -222,3 +222,49 @@ func FuzzCgroups(f *testing.F) {
 		}
 	})
 }
+
+// Every line that cannot be understood is passed over, whatever is wrong with it, and the
+// tightest group of both versions counts.
+func TestLinesOfEveryKind(t *testing.T) {
+	const point = "/sys/fs/cgroup rw - "
+	for _, x := range []struct {
+		mounts, cgroup string
+		limits         map[string]string
+		want           Memory
+		quota          float64
+	}{
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096", "a/memory.max": "8192"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v2"}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "8192", "a/memory.max": "4096"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v2"}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "1::/a", map[string]string{"memory.max": "4096"}, Memory{}, 0},       // not version 2
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0:memory:/a", map[string]string{"memory.max": "4096"}, Memory{}, 0}, // nor this
+		{"41 31 0:38 / " + point + "tmpfs tmpfs rw", "0::/a", map[string]string{"memory.max": "4096"}, Memory{}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096"}, Memory{}, 0}, // a field is missing
+		{"31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096", "rw/memory.max": "1"}, Memory{}, 0},
+		{"41 31 0:38 / /sys/fs/cgroup rw cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096"}, Memory{}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096", "memory.current": "-5"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v2"}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096x", "a/memory.max": "0"}, Memory{}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"memory.max": "4096", "memory.current": "5000"}, Memory{Limit: 4096, Headroom: 0, Cgroup: "v2"}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a/b", map[string]string{"cpu.max": "300000 100000", "a/cpu.max": "100000 200000", "a/b/cpu.max": "100000 100000"}, Memory{}, 0.5},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"cpu.max": "0 100000", "a/cpu.max": "100000 0"}, Memory{}, 0},
+		{"41 31 0:38 / " + point + "cgroup2 cgroup2 rw", "0::/a", map[string]string{"cpu.max": "1 x"}, Memory{}, 0},
+		{"35 31 0:32 / " + point + "cgroup cgroup rw,cpu,memory", "4:cpu,memory:/a", map[string]string{"memory.limit_in_bytes": "4096", "a/memory.limit_in_bytes": "8192", "cpu.cfs_quota_us": "5", "cpu.cfs_period_us": "2"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v1"}, 2.5},
+		{"35 31 0:32 / " + point + "cgroup cgroup rw,memory", "4:cpu:/a", map[string]string{"memory.limit_in_bytes": "4096"}, Memory{}, 0},
+		{"35 31 0:32 /a " + point + "cgroup cgroup rw,memory", "4:memory:/a/b", map[string]string{"b/memory.limit_in_bytes": "4096", "a/b/memory.limit_in_bytes": "1"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v1"}, 0},
+		{"35 31 0:32 /a " + point + "cgroup cgroup rw,memory", "4:memory:/ab", map[string]string{"memory.limit_in_bytes": "4096", "b/memory.limit_in_bytes": "1"}, Memory{Limit: 4096, Headroom: 4096, Cgroup: "v1"}, 0},
+	} {
+		files := map[string]string{"proc/self/mountinfo": x.mounts + "\n", "proc/self/cgroup": x.cgroup + "\n"}
+		for name, text := range x.limits {
+			files["sys/fs/cgroup/"+name] = text + "\n"
+		}
+		m := ReadFrom(machine(files))
+		x.want.Total, x.want.Available = 64*memory.MiB, 32*memory.MiB
+		if m.Memory != x.want || m.CPU.Quota != x.quota || m.CPU.Arch != runtime.GOARCH {
+			t.Errorf("%+v\nis %+v", x, m)
+		}
+	}
+	for text, want := range map[string]memory.Bytes{"5 kB": 5 << 10, "x kB": 0, "-5 kB": 0, "": 0, "4503599627370496 kB": 1 << 62, "4503599627370497 kB": 0, "99999999999999999999 kB": 0} {
+		if got := kibibytes(text); got != want {
+			t.Errorf("%q is %d, want %d", text, got, want)
+		}
+	}
+}
