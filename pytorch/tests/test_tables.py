@@ -1,0 +1,490 @@
+"""What planner and budget decide, line by line, from what random steps report.
+
+Gradients are right whatever they decide, so that other tests notice little of it. Here every decision is written down in
+testdata, and another one is a failure. If a change of them is meant, write the tables anew and look at the difference:
+
+    STOWAGE_UPDATE=1 python3 -m unittest pytorch/tests/test_tables.py
+"""
+
+import os
+import pathlib
+import random
+import types
+import unittest
+import warnings
+from unittest import mock
+
+from common import torch
+from stowage import _planned
+from stowage._budget import Budget, largest, least_for, limit_for
+from stowage._errors import BudgetError, Error, TooSmall
+from stowage._key import BEHIND, Key
+from stowage._library import Usage
+from stowage._measured import Choice
+from stowage._plan import Plan
+from stowage._planned import Planner
+from stowage._ranks import Facts, Failure, Ranks
+
+FOLDER = pathlib.Path(__file__).resolve().parent / "testdata"
+SIZE = 1 << 20
+
+
+class Table(unittest.TestCase):
+    maxDiff = 2000
+
+    def compare(self, name, lines):
+        path = FOLDER / f"{name}.txt"
+        if os.environ.get("STOWAGE_UPDATE"):
+            path.write_text("\n".join(lines) + "\n")
+        want = path.read_text().splitlines()
+        for i, (a, b) in enumerate(zip(want, lines)):
+            self.assertEqual(a, b, f"line {i + 1} of {path.name}")
+        self.assertEqual(len(want), len(lines))
+
+
+class Division:
+    """Stands for what recorded steps measured: any figures, the same for the same choices."""
+
+    def __init__(self, number, said, draw):
+        self.number, self.said, self.draw = number, said, draw
+        self.parts = {i: types.SimpleNamespace(light=draw.randrange(SIZE // 64)) for i in range(2)}
+
+    def any(self, what, choices, below):
+        return random.Random(f"{self.number} {what} {sorted((u.name, str(c)) for u, c in choices.items())}").randrange(below)
+
+    def made(self, plan):
+        return plan.answer["division"] == self.number
+
+    def most_held(self, choices, perhaps=False):
+        return self.any("held", choices, SIZE) // (2 if perhaps else 1)
+
+    def most_counted(self, choices):
+        return self.any("counted", choices, SIZE)
+
+    def again(self, choices):
+        return self.any("again", choices, 10**7)
+
+    def relaxed(self, plan, change):
+        return self.other(plan, f"relaxed({change})")
+
+    def mixed(self, plan, limit):
+        return self.other(plan, f"mixed({limit})")
+
+    def other(self, plan, what):
+        self.said.append(what)
+        return plan._replace(answer={**plan.answer, "name": plan.answer["name"] + what[0]}) if self.draw.random() < 0.7 else plan
+
+    def calibrate(self, step_ns, again_ns):
+        self.said.append(f"calibrate({step_ns}, {again_ns})")
+
+    def retime(self, passes, cheap):
+        self.said.append(f"retime({sorted(u.name for u in passes)}, {len(cheap)})")
+
+    def count_hooks(self):
+        self.said.append("count_hooks()")
+
+    def request(self, *given):
+        self.said.append(f"request{given}")
+        return {}, []
+
+    def strongest(self, request):
+        return Plan({u: Choice(whole=True) for u in UNITS} if self.draw.random() < 0.9 else {}, {}, {}, {}, answer(f"strongest{self.number}", self.number, self.draw))
+
+    def all_of(self, u, choice, t):
+        return 2 * t
+
+
+class Named:
+    """Stands for a block."""
+
+    compiled, parent = False, None
+
+    def __init__(self, name):
+        self.name, self.whole, self.lean, self.why = name, None, None, ""
+
+
+UNITS = [Named(name) for name in "abc"]
+
+
+def answer(name, division, draw):
+    return {"name": name, "division": division, "peak": draw.randrange(SIZE), "again_ns": draw.randrange(10**7), "step_ns": draw.randrange(10**8, 10**9)}
+
+
+class Played(Ranks):
+    """Ranks of which the others are played: they often have what this one has."""
+
+    def __init__(self, count, draw, may_lack=lambda: False):
+        self.count, self.draw, self.may_lack, self._device, self._group = count, draw, may_lack, torch.device("cpu"), None
+
+    def gather(self, mine):
+        return [mine] + [self.played(mine) for _ in range(self.count - 1)]
+
+    def played(self, mine):
+        if self.draw.random() < 0.9:
+            return mine
+        if isinstance(mine, bool):
+            return not mine
+        if isinstance(mine, Facts):
+            what = self.draw.choice(["change", "lacks", "learnt", "fits"])
+            return mine._replace(**{"change": {"change": self.draw.choice([-1000, 1000])}, "lacks": {"lacks": 77}, "learnt": {"learnt": False}, "fits": {"fits": frozenset()}}[what])
+        if isinstance(mine, tuple) and len(mine) == 3:
+            return (None if self.may_lack() and self.draw.random() < 0.3 else (["b"], ["c"])), False, None
+        return mine
+
+
+class Decisions(Table):
+    def played(self, seed):
+        """Yields lines of a run of steps: what happened, what was asked, and what is known then."""
+        draw, said = random.Random(seed), []
+        several, calm = seed % 3 == 2, seed % 5 < 3
+        for u in UNITS:
+            u.whole, u.lean, u.why = None, None, ""
+        plans = iter(range(10**6))
+
+        def any_plan(offload):
+            choices = {}
+            for u in UNITS:
+                how = draw.choice(["keep", "whole", "lean", "offload"] if offload else ["keep", "whole", "lean"])
+                if how != "keep":
+                    choices[u] = Choice(**{how: True})
+            return Plan(choices, {}, {}, {}, answer(f"p{next(plans)}", draw.randrange(3), draw))
+
+        def best(divisions, choose, limit, offload, everything=False):
+            said.append(f"best({len(divisions)}, {limit}, {offload}, {everything})")
+            if draw.random() < (0.05 if calm else 0.25):
+                raise TooSmall("too small", limit + 500)
+            return any_plan(offload)
+
+        def begin(name, stream):
+            said.append(f"begin({name!r})")
+            if draw.random() < (0.04 if calm else 0.4):
+                raise TooSmall("too small", known.limit + draw.randrange(-100, 3000))
+
+        library = types.SimpleNamespace(choose=None, begin=begin, usage=lambda: types.SimpleNamespace(limit=max(known.limit, 1)))
+        budget = types.SimpleNamespace(
+            size=SIZE, base=1000, asked=0, measures=seed % 2 == 0, step_peak=5, planned=0,
+            held_now=lambda: known.base + draw.choice([0] * (60 if calm else 6) + [100, -5000, SIZE // 100, SIZE // 20]),
+            expect=lambda key, limit: said.append(f"expect({key!r}, {limit})"), limit_of=lambda key: SIZE // 2,
+            outgrown=lambda n: BudgetError(f"outgrown by {n}", SIZE, n, {}), explain=lambda e: BudgetError("explained", SIZE, e.least, {}),
+            exceeded=lambda: BudgetError("exceeded", SIZE, 1, {}) if draw.random() < 0.02 else None, room=lambda: SIZE // 4 - draw.randrange(2) * 300,
+            begin=lambda key, alone: said.append(f"limit({key!r}, {alone})"), watch=lambda exactly, alone: said.append(f"watch({exactly}, {alone})"),
+            watched=lambda saved: said.append(f"watched({saved})") or draw.choice([SIZE - SIZE // 128 - 5] * 40 * calm + [SIZE - SIZE // 3, SIZE - SIZE // 128, SIZE - 100, SIZE - SIZE // 60, SIZE + 3000, known.peak]),
+            learnt=lambda key: draw.choice([0] * 9 * calm + [0, known.limit, known.limit + SIZE // 16, known.limit + SIZE // 8]),
+        )
+        rt = types.SimpleNamespace(device=torch.device("cpu"), _attached=[], _library=library, _weights=set(), _least=0, _seen=set(), _held=[], _moves=bool, _refresh=lambda: said.append("refresh"), _step=None, _now=None)
+        planner = Planner(rt, budget, None)
+        planner._found = Played(3 if several else 1, draw, lambda: known.other is not None)
+        planner.units = types.SimpleNamespace(list=UNITS, hidden={}, is_alone=False, rewrap=lambda plans: said.append("rewrap"), wrap_all=lambda: None)
+        known = planner.keys[""] = Key()
+        known.limit, known.total, known.flat, known.base, known.outside, known.room = SIZE // 2, SIZE * 3 // 4, SIZE // 2, 1000, 300, SIZE // 4
+        if seed % 4 > 1:  # in the middle of a run
+            known.recorded, known.measured, known.steps, known.fitted = 2, [Division(i, said, draw) for i in range(2)], seed % 5, seed % 7 > 0
+            known.plan, known.other = any_plan(True)._replace(choices={UNITS[0]: Choice(offload=True), UNITS[1]: Choice(lean=True)}), (any_plan(False), SIZE // 3)
+            known.stage, known.turns = "offload" if seed % 3 else "compare", {False: [], True: []}
+            known.last_resort = seed % 11 == 3
+
+        def step(*_):
+            return types.SimpleNamespace(stream=0, over=False, raised=None, end=lambda failed: said.append(f"end({failed})"))
+
+        class Watch:
+            def __init__(self, device):
+                pass
+
+            def seconds(self):
+                return draw.randrange(1, 9) / 10
+
+            def read(self):
+                return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, draw.choice([0.0, 1.0])
+
+        measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
+        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: None):
+            for turn in range(30 if calm else 14):
+                event = ""
+                try:
+                    if several or known.plan is not None or known.recorded:
+                        planner.begin("")
+                    if known.plan is None:
+                        event = "record"
+                        learnt = draw.random() < 0.9
+                        known.profile = types.SimpleNamespace(rooms={("a", 0): (1000, 5000, 200), ("b", 1): (4000, 4500, 600)})
+                        said_units = {u.name: draw.choice([(None, None), (True, True), (False, True), (True, None)]) for u in UNITS}
+                        planner._end("", known, Facts("", None, learnt=learnt, units=said_units))
+                    else:
+                        event = "follow"
+                        with planner.follow("", known):
+                            if draw.random() < 0.05:
+                                raise Error("of the user")
+                except Error as e:
+                    event += f" {type(e).__name__}: {e}"
+                    if "outgrown" in str(e) or "explained" in str(e):
+                        known.fitted = True
+                yield f"{turn} {event}: {'; '.join(said)}"
+                said.clear()
+                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last") and x}
+                fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS))
+                yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if x)
+                shown = lambda plan: plan.answer["name"] + ":" + ",".join(f"{u.name} {c}" for u, c in plan.choices.items())
+                yield "   " + (shown(known.plan) if known.plan is not None else "no plan") + (f" other {known.other[1]} {shown(known.other[0])}" if known.other else "") + (f" last {known.last.change} {known.last.lacks}" if known.last else "")
+                if known.by_library:
+                    return
+
+    def test_as_they_were(self):
+        lines = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for seed in range(30):
+                lines += [f"run {seed}", *self.played(seed)]
+        lines += sorted({f"warned: {w.message}" for w in caught})
+        self.compare("decisions", lines)
+
+
+class Changes(Table):
+    """What a key wants of its limit, and which second passes fit."""
+
+    def test_as_they_were(self):
+        draw, lines = random.Random(1), []
+        for _ in range(300):
+            k = Key()
+            k.plan = Plan({UNITS[0]: Choice(offload=True) if draw.random() < 0.5 else Choice(lean=True, budget=draw.choice([0.0, 0.5]))} if draw.random() < 0.9 else {}, {}, {}, {}, {})
+            k.stage, k.steps, k.over = draw.choice(["recompute", "offload", "compare", "settled"]), draw.randrange(6), draw.choice([0, 0, 900])
+            k.limit, k.flat, k.kept = (draw.choice([0, SIZE // 2, SIZE // 2 + SIZE // 32, SIZE - 5000]) for _ in range(3))
+            k.other, k.squeezed = draw.choice([None, None, None, (k.plan, 5)]), draw.random() < 0.3
+            peak = draw.choice([SIZE + 1, SIZE, SIZE - 1, SIZE // 2, SIZE - SIZE // 128, SIZE - SIZE // 128 - SIZE // 512, SIZE - SIZE // 128 - SIZE // 512 - 1, SIZE - 3000])
+            k.before, measures = draw.choice([peak, peak, 7]), draw.random() < 0.8
+            lines.append(f"{k.stage} {k.steps} {k.over} {k.limit} {k.flat} {k.kept} {k.other is not None} {k.squeezed} {peak} {k.before} {measures} {[str(c) for c in k.plan.choices.values()]}: {k.change(SIZE, peak, measures)}")
+        self.compare("changes", lines)
+
+    def test_second_passes_that_fit(self):
+        """There must be room in the recorded step and now; what needs less of the room is tried sparingly."""
+        k = Key()
+        self.assertEqual(frozenset(), k.fits(0, {}))
+        k.profile = types.SimpleNamespace(rooms={("a", 0): (100, 10**6, 999_000), ("b", 1): (100, 10**6, 0), ("c", 0): (10**6, 100, 0)})
+        units = {"a": (None, None), "b": (False, True), "c": (True, True)}
+        self.assertEqual({("a", 0, "sparingly"), ("a", 0, "whole"), ("a", 0, "lean"), ("b", 1, "lean")}, k.fits(0, units))
+        self.assertEqual({("a", 0, "sparingly"), ("b", 1, "lean")}, k.fits(900, units))
+        self.assertEqual({("b", 1, "lean")}, k.fits(0, {"b": (False, None)}))
+        self.assertEqual(frozenset(), k.fits(10**6, units))
+
+    def test_hooks_count_if_the_device_waits(self):
+        for seconds, behind, count in ((1.0, 0.0029, True), (1.0, 0.003, False), (0.024, 0.0009, True), (0.024, 0.0011, False)):
+            k, m = Key(), mock.Mock()
+            k.measured, k.behind = [m, m], behind
+            k.count_hooks(seconds)
+            self.assertEqual(2 * count, m.count_hooks.call_count, (seconds, behind, BEHIND))
+
+
+class Limits(Table):
+    """The saved limit of a budget, from random memory."""
+
+    def played(self, seed):
+        draw = random.Random(seed)
+        now = types.SimpleNamespace(allocated=SIZE // 4, peak=SIZE // 4, saved=0, rows=0, own=0)
+        said = []
+
+        class Memory:
+            includes_saved = seed % 2 == 0
+
+            def allocated(self):
+                return now.allocated
+
+            def peak(self):
+                return max(now.peak, now.allocated)
+
+            def reset(self):
+                now.peak = now.allocated
+
+        library = types.SimpleNamespace(limit=lambda n: said.append(f"limit({n})"), usage=lambda: Usage(now.saved, now.rows, now.own, 0, 0, 0))
+        b = Budget(SIZE, Memory(), library, lambda: {"weights": SIZE // 5, "gradients": 0}, lambda: SIZE // 16)
+        base = SIZE // 4
+
+        def line(what, value=""):
+            shown = f"other={b.other} peak={b.peak} step={b.step_peak} outside={b.outside} measuring={b.measuring} began={b.base} needs={b.needs()[-3:]} room={b.room()} beyond={b.held_beyond()} least={b.least()}"
+            out = f"{what} {value}: {'; '.join(said)}\n   {shown}"
+            said.clear()
+            return out.split("\n")
+
+        def attempt(f):
+            try:
+                return f()
+            except Error as e:
+                return f"{type(e).__name__}: {e}" + (f" least {e.least} {e.held}" if isinstance(e, BudgetError) else "")
+
+        for turn in range(8):
+            base += draw.choice([0, 0, 0, 500, SIZE // 32, -SIZE // 32])
+            key = draw.choice(["", "", "other"])
+            now.allocated, now.peak, now.saved, now.rows, now.own = base, base + draw.choice([0, SIZE]), 0, 0, draw.choice([0, 4096])
+            if draw.random() < 0.1:
+                now.allocated = SIZE + 5
+            yield from line("exceeded", attempt(b.exceeded))
+            alone = draw.random() < 0.8
+            if draw.random() < 0.3:
+                exactly = draw.random() < 0.5
+                yield from line(f"watch {exactly} {alone}", attempt(lambda: b.watch(exactly, alone)))
+                now.allocated, now.peak = base, base + draw.randrange(SIZE)
+                yield from line("watched", attempt(lambda: b.watched(draw.choice([None, SIZE // 3]))))
+                continue
+            spare = draw.choice([0, 0, SIZE // 8, SIZE])
+            refused = attempt(lambda: b.begin(key, spare, alone))
+            yield from line(f"begin {key!r} {spare} {alone}", refused)
+            if refused:
+                continue
+            now.allocated = base
+            alive = {}
+            for call in range(draw.randrange(2, 7)):
+                n = draw.randrange(1000, SIZE // 10)
+                id = draw.randrange(1, 5)
+                if draw.random() < 0.6:
+                    now.allocated += n
+                now.peak = now.allocated + draw.choice([0, SIZE // 9, SIZE // 3])
+                if b.measuring:
+                    b.before_call()
+                    if draw.random() < 0.7:
+                        b.saved(id, n)
+                        alive.setdefault(id, n)
+                        now.saved = min(sum(alive.values()), SIZE // 5)
+                        now.rows = draw.choice([0, 100])
+                    else:
+                        b.released([id, id + 1])
+                    b.after_call()
+                yield from line("call", f"{b.mark()} {b.readings}")
+            if draw.random() < 0.3:
+                b.pause()
+                now.peak += SIZE // 7
+
+                def run():
+                    now.allocated, now.peak = now.allocated + 70, now.allocated + 900
+                    return "made"
+
+                yield from line("second pass", b.second_pass(run))
+                b.resume()
+                yield from line("resumed")
+            now.allocated, now.saved = base, 0
+            b.end()
+            yield from line("end", f"{attempt(lambda: b.limit_of(key))} {b.learnt(key)}")
+            yield from line("check", attempt(b.check))
+            if draw.random() < 0.3:
+                b.asked = draw.choice([0, 5000])
+                yield from line("explain", attempt(lambda: b.explain(TooSmall("", draw.choice([6000, SIZE])))))
+            if draw.random() < 0.2:
+                b.expect("other", draw.choice([0, SIZE // 3]))
+                yield from line("expect", b.learnt("other"))
+
+    def test_as_they_were(self):
+        self.compare("limits", [line for seed in range(14) for line in [f"run {seed}", *self.played(seed)]])
+
+    def test_formulas(self):
+        """Limits and least budgets of random needs, by trying every one."""
+        draw = random.Random(2)
+        for _ in range(200):
+            size, base = draw.randrange(2000, 9000), draw.randrange(1000)
+            needs = [(draw.randrange(1500), draw.randrange(1500)) for _ in range(draw.randrange(5))]
+            few = largest(needs)
+            self.assertTrue(set(few) <= set(needs))
+            for need in needs:
+                self.assertTrue(any(a >= need[0] and b >= need[1] for a, b in few))
+            for i, need in enumerate(few):
+                self.assertFalse(any(a >= need[0] and b >= need[1] for j, (a, b) in enumerate(few) if i != j))
+            most = max((s for _, s in needs), default=0)
+            limit = limit_for(size, base, needs)
+            rooms = [size - base - n - size // 256 for n, s in needs if s > size - base - n - size // 256 or 2 * s >= most]
+            self.assertEqual(min([size - base, *rooms]), limit)
+            saved = draw.randrange(1000)
+            fits = lambda n: n - n // 256 >= max([base, *(base + x + min(saved, s) for x, s in needs)])
+            least = least_for(base, needs, saved)
+            self.assertTrue(fits(least))
+            self.assertLessEqual(least - min(n for n in range(least + 1) if fits(n)), 2)
+
+
+class Failures(unittest.TestCase):
+    """What one rank raises all of them do."""
+
+    def ranks(self, count, others=()):
+        ranks = Played(count, random.Random(1))
+        ranks.gather = lambda mine: [mine, *others]
+        return ranks
+
+    def test_facts(self):
+        mine = Facts("k", (1, "recompute", 2))
+        same = [mine._replace(change=5)]
+        self.assertEqual([mine, *same], self.ranks(2, same).facts(mine))
+        for other, sentence in (
+            (mine._replace(key="x"), "ranks run steps under different keys \\(rank 0: 'k', rank 1: 'x'\\); give the same keys"),
+            (mine._replace(state=(1, "recompute", 3)), "ranks have run different steps \\(rank 0: \\(1, 'recompute', 2\\), rank 1: \\(1, 'recompute', 3\\)\\); attach"),
+            (mine._replace(failure=Failure("it broke")), "^rank 1 of 2: it broke$"),
+        ):
+            with self.assertRaisesRegex(Error, sentence):
+                self.ranks(2, [other]).facts(mine)
+        with self.assertRaises(BudgetError) as raised:
+            self.ranks(3, [mine, mine._replace(failure=Failure("too small", (1, 2, {"weights": 3})))]).facts(mine)
+        self.assertEqual(("rank 2 of 3: too small", 1, 2, {"weights": 3}), (str(raised.exception), raised.exception.budget, raised.exception.least, raised.exception.held))
+
+    def test_own(self):
+        """A rank raises its own error first; one of a budget is another object, which holds no frames."""
+        own = KeyError("mine")
+        with self.assertRaises(KeyError):
+            self.ranks(2).fail([Failure("other"), Failure("mine")], own)
+        own = BudgetError("mine", 1, 2, {"weights": 3})
+        with self.assertRaises(BudgetError) as raised:
+            self.ranks(2).fail([Failure("other")], own)
+        e = raised.exception
+        self.assertIsNot(own, e)
+        self.assertEqual(("mine", 1, 2, {"weights": 3}), (str(e), e.budget, e.least, e.held))
+        with self.assertRaisesRegex(Error, "^alone$"):
+            self.ranks(1).fail([None, Failure("alone")], None)
+        self.ranks(2).fail([None, None], None)
+
+    def test_in_words(self):
+        for e, want in ((Error("one"), Failure("one")), (KeyError("k"), Failure("KeyError: 'k'")), (BudgetError("b", 1, 2, {"x": 3}), Failure("b", (1, 2, {"x": 3})))):
+            self.assertEqual(want, _planned.failure_of(e))
+
+
+class Groups(unittest.TestCase):
+    """Which ranks must agree."""
+
+    def ranks(self, setting, models=()):
+        size = lambda group: {None: 8, "one": 2, "two": 4}[group]
+        with mock.patch.multiple(torch.distributed, is_available=lambda: True, is_initialized=lambda: True, get_world_size=size):
+            r = Ranks(setting, models, torch.device("cpu"))
+        return r._group, r.count, r.several
+
+    def model(self, *groups, ndim=1):
+        m = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+        for p, g in zip(m.parameters(), groups):
+            p.device_mesh = types.SimpleNamespace(ndim=ndim, get_group=lambda g=g: g)
+        return m
+
+    def test_settings(self):
+        self.assertEqual((None, 1, False), self.ranks(False, [self.model("one")]))
+        self.assertEqual((None, 8, True), self.ranks(True, [self.model("one")]))
+        self.assertEqual(("two", 4, True), self.ranks("two", [self.model("one")]))
+
+    def test_found(self):
+        """By what is distributed: its group if there is one, and else all ranks."""
+        self.assertEqual((None, 1, False), self.ranks(None, [self.model()]))
+        self.assertEqual(("one", 2, True), self.ranks(None, [self.model("one", "one"), self.model("one")]))
+        self.assertEqual((None, 8, True), self.ranks(None, [self.model("one", "two")]))
+        self.assertEqual((None, 8, True), self.ranks(None, [self.model("one", ndim=2)]))
+        ddp = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+        torch.nn.Module.__init__(ddp)
+        ddp.process_group = "two"
+        self.assertEqual(("two", 4, True), self.ranks(None, [torch.nn.Sequential(ddp)]))
+        with mock.patch("stowage._ranks.is_sharded", lambda m: isinstance(m, torch.nn.Linear)):
+            self.assertEqual((None, 8, True), self.ranks(None, [self.model()]))
+            self.assertEqual(("one", 2, True), self.ranks(None, [self.model("one")]))
+
+    def test_exchanges(self):
+        """Over the group, of as many as it has."""
+        r = Ranks(False, (), torch.device("cpu"))
+        self.assertEqual([5], r.gather(5))
+        r.count, r._group = 3, "group"
+
+        def all_gather(all, mine, group):
+            self.assertEqual(([None] * 3, "group"), (all, group))
+            all[:] = [mine, 1, 2]
+
+        with mock.patch.object(torch.distributed, "all_gather_object", all_gather):
+            self.assertEqual([5, 1, 2], r.gather(5))
+
+
+if __name__ == "__main__":
+    unittest.main()
