@@ -32,6 +32,8 @@ func TestGradients(t *testing.T) {
 	sigmoid.Sigmoid, sigmoid.Bias = true, true
 	tied := tiny("tied", model.Layer{Attention: attentionLayer(), Dense: dense})
 	tied.Tied = true
+	odd := tiny("odd vocabulary", model.Layer{Attention: attentionLayer()})
+	odd.Vocab = 37
 	mtp := tiny("mtp", model.Layer{Attention: attentionLayer(), Dense: dense})
 	mtp.MTP = &model.MTP{Depth: 2, Layers: []model.Layer{{Attention: attentionLayer(), Dense: dense}}}
 	for _, m := range []*model.Model{
@@ -44,7 +46,7 @@ func TestGradients(t *testing.T) {
 		tiny("shared experts", model.Layer{MoE: &sharedMoE}),
 		tiny("gated shared experts", model.Layer{MoE: &gated}),
 		tiny("sigmoid routing", model.Layer{MoE: &sigmoid}),
-		tied, mtp,
+		tied, mtp, odd,
 	} {
 		t.Run(m.Name, func(t *testing.T) { checkGradients(t, m, rigOptions{}) })
 	}

@@ -4,6 +4,8 @@
 package layer
 
 import (
+	"math"
+
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels"
@@ -67,9 +69,15 @@ const (
 	mostGradients = 256 * memory.MiB
 )
 
+// vector is the number of neighbours that fast products store at once.
+const vector = 8
+
+// cols returns the columns of logits: the vocabulary, and what a last vector takes more.
+func (o output) cols() int { return (o.vocab + vector - 1) / vector * vector }
+
 // rows returns how many of some rows are computed at a time within memory, in a format.
 func (o output) rows(all int, most memory.Bytes, n kernels.Number) int {
-	return min(all, max(64, int(most/(n.Size()*memory.Bytes(o.vocab)))/64*64))
+	return min(all, max(64, int(most/(n.Size()*memory.Bytes(o.cols())))/64*64))
 }
 
 // forward adds the loss to a sum.
@@ -102,11 +110,14 @@ func words(r device.Range, at, n int) device.Range {
 // the memory of the logits if these are of all the rows.
 func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 	n := o.rows(xn.Rows, o.logitsRoom, kernels.F32)
-	logits := p.newOf(kernels.F32, n, o.vocab)
+	logits := p.newOf(kernels.F32, n, o.cols())
+	if o.vocab < o.cols() { // no product writes the last columns: of minus infinity, exponential and gradient are zero
+		kernels.Fill(p.S, logits.Range, math.Float32bits(float32(math.Inf(-1))))
+	}
 	grad := logits
 	switch {
 	case n < xn.Rows && !p.Evaluate:
-		grad = p.New(xn.Rows, o.vocab)
+		grad = p.New(xn.Rows, o.cols())
 		defer grad.Free()
 	case p.Number != kernels.F32:
 		grad.Matrix = logits.Half()
@@ -114,7 +125,9 @@ func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 	for at := 0; at < xn.Rows; at += n {
 		n := min(n, xn.Rows-at)
 		some := logits.Part(0, n)
-		o.logits.forward(p, some, xn.Part(at, n), nn.Matrix{})
+		for _, l := range o.products(some, xn.Part(at, n)) {
+			nn.Gemm(p.S, l)
+		}
 		loss := nn.Loss{Logits: some, Targets: words(targets, at, n), Losses: words(losses, at, n), Scale: p.Scale * o.factor}
 		if !p.Evaluate {
 			loss.Grad = grad.Part(at, n)
@@ -122,10 +135,21 @@ func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 		nn.CrossEntropy(p.S, loss)
 	}
 	if !p.Evaluate {
-		o.logits.addGrad(p, grad.Matrix, xn)
-		o.logits.backward(p, dxn, grad.Matrix, nn.Matrix{})
+		dy := grad.Columns(0, o.vocab)
+		o.logits.addGrad(p, dy, xn)
+		o.logits.backward(p, dxn, dy, nn.Matrix{})
 	}
 	logits.Free()
+}
+
+// products returns the products that compute logits. Columns that are no whole vector have one of their own.
+func (o output) products(logits, xn nn.Matrix) (ps []nn.Product) {
+	for at, w := 0, o.logits.w(); at < o.vocab; {
+		n := max(o.vocab/vector*vector-at, o.vocab%vector)
+		ps = append(ps, nn.Product{A: xn, B: w.Part(at, n), C: logits.Columns(at, n), TransB: true})
+		at += n
+	}
+	return ps
 }
 
 // backward returns the gradient of its input, plus a matrix if one is given.
