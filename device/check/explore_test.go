@@ -240,3 +240,30 @@ func TestHoldsAsText(t *testing.T) {
 		}
 	}
 }
+
+// Explore runs a program once under each seed from 1 on, or under the given one alone, and a
+// panic is a failure with its words.
+func TestSeedsOfExplore(t *testing.T) {
+	for _, x := range []struct {
+		seed uint64
+		n    int
+		runs int
+	}{{0, 3, 3}, {0, 0, 0}, {7, 3, 1}} {
+		runs := 0
+		o := check.Options{}
+		if x.seed > 0 {
+			o.Schedule = &check.Schedule{Seed: x.seed}
+		}
+		if err := check.Explore(o, x.n, func(*check.Checker) error { runs++; return nil }); err != nil || runs != x.runs {
+			t.Errorf("%+v: %d runs, %v", x, runs, err)
+		}
+		if x.runs == 0 {
+			continue
+		}
+		err := check.Explore(o, x.n, func(*check.Checker) error { panic("no idea") })
+		var f *check.Failure
+		if !errors.As(err, &f) || f.Seed != max(x.seed, 1) || !strings.Contains(err.Error(), "panic: no idea") {
+			t.Errorf("%+v: %v", x, err)
+		}
+	}
+}

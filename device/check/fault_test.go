@@ -4,6 +4,7 @@ package check_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -142,7 +143,7 @@ func TestFailedCopies(t *testing.T) {
 				copying(w)
 			}))
 			var de *device.DriverError
-			if !errors.As(err, &de) || ran {
+			if !errors.As(err, &de) || ran || de.Device != "cpu:0" || de.Text != fmt.Sprintf("copy %d fails because of a check.Fault", n) {
 				t.Errorf("copy %d under %+v: %v; later work ran: %v", n, s, err, ran)
 			}
 		}
@@ -158,8 +159,49 @@ func TestFailedLaunch(t *testing.T) {
 		must(w.a.Sync())
 	}))
 	var de *device.DriverError
-	if !errors.As(err, &de) || de.Call != "kernel mix" {
+	if !errors.As(err, &de) || de.Call != "kernel mix" || de.Text != "launch 1 fails because of a check.Fault" {
 		t.Error(err)
+	}
+}
+
+// Streams and events that cannot be made say which.
+func TestFailedMakes(t *testing.T) {
+	for n, call := range []string{"NewStream", "NewEvent"} {
+		c := check.New(check.Options{Faults: []check.Fault{{Class: check.Makes, N: n, Do: check.Fail}}})
+		d, err := openCPU()
+		must(err)
+		w := c.Wrap(d)
+		_, first := w.NewStream("s")
+		_, second := w.NewEvent(0)
+		var de *device.DriverError
+		if bad, good := []error{first, second}[n], []error{first, second}[1-n]; good != nil || !errors.As(bad, &de) || de.Device != "cpu:0" || de.Call != call || de.Text != fmt.Sprintf("stream or event %d fails because of a check.Fault", n) {
+			t.Errorf("%s: %+v; the other: %v", call, bad, good)
+		}
+		if got := c.Count(check.Makes); got != 2 {
+			t.Errorf("%d were counted", got)
+		}
+		_ = w.Close()
+	}
+}
+
+// A corrupted copy has at most 16 wrong bytes, in its middle, and fewer if it is shorter.
+func TestCorruptedBytes(t *testing.T) {
+	for _, n := range []int{1, 15, 16, 17, 40, 41} {
+		o := check.Options{Faults: []check.Fault{{Class: check.Copies, N: 0, Do: check.Corrupt}}}
+		_, err := run(t, o, inWorld(func(w *world) {
+			got := make([]byte, n)
+			w.a.Upload(w.x.Slice(0, memory.Bytes(n)), got)
+			must(w.a.Download(got, w.x.Slice(0, memory.Bytes(n))))
+			wrong := min(n, 16)
+			for i, b := range got {
+				if want := i >= (n-wrong)/2 && i < (n-wrong)/2+wrong; (b == 0xC5) != want {
+					t.Errorf("byte %d of %d is %#x", i, n, b)
+				}
+			}
+		}))
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
 
