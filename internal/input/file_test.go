@@ -3,6 +3,7 @@ package input_test
 import (
 	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -122,6 +123,82 @@ func TestCause(t *testing.T) {
 	} {
 		if got := input.Cause(err); got.Error() != want || !errors.Is(got, errors.Unwrap(err)) {
 			t.Errorf("%v gives %v", err, got)
+		}
+	}
+}
+
+// A file may have as many bytes as the limit, and one more is an error that names it, whether the
+// size is known before or not.
+func TestLimitOfBytes(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	for _, x := range []struct {
+		size, most int
+		open, read bool
+	}{{9, 10, true, true}, {10, 10, true, true}, {11, 10, false, false}, {11, 0, true, true}, {0, 10, true, true}} {
+		if err := os.WriteFile(name, make([]byte, x.size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		f, err := input.Open(name, int64(x.most))
+		if (err == nil) != x.open {
+			t.Fatalf("%+v: %v", x, err)
+		}
+		if err != nil {
+			var path *fs.PathError
+			if !errors.As(err, &path) || path.Path != name || path.Op != "open" || !strings.Contains(err.Error(), "it is larger than") {
+				t.Errorf("%+v: %v", x, err)
+			}
+			continue
+		}
+		if f.Size() != int64(x.size) {
+			t.Errorf("%+v has size %d", x, f.Size())
+		}
+		got, err := io.ReadAll(f)
+		if len(got) != x.size || err != nil {
+			t.Errorf("%+v: %d bytes, %v", x, len(got), err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// The file grows after it was opened.
+	for _, piece := range []int{1, 7, 11, 100} {
+		if err := os.WriteFile(name, make([]byte, 5), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		f, err := input.Open(name, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, make([]byte, 25), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		total := 0
+		for err == nil {
+			var n int
+			n, err = f.Read(make([]byte, piece))
+			total += n
+		}
+		var path *fs.PathError
+		if total != 10 || !errors.As(err, &path) || path.Path != name || path.Op != "read" || !strings.Contains(err.Error(), "it is larger than") {
+			t.Errorf("in pieces of %d: %d bytes, %v", piece, total, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Only a name that may be one of a hub, or an address, gets the hint.
+func TestHub(t *testing.T) {
+	for name, want := range map[string]bool{
+		"org/model": true, "org/model/": true, "https://x.y/config.json": true, "model": false, "model/": false,
+		"a/config.json": false, "a/config.yaml": false, "a/config.yml": false, "a/config.toml": true,
+	} {
+		if got := input.Hub(name, fs.ErrNotExist) != ""; got != want {
+			t.Errorf("%s has a hint: %v", name, got)
+		}
+		if input.Hub(name, fs.ErrPermission) != "" {
+			t.Errorf("%s has a hint though it is there", name)
 		}
 	}
 }

@@ -187,3 +187,64 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// Bounds of the header are those of each figure, and the most rows of a rank follow from its
+// experts.
+func TestHeaderBounds(t *testing.T) {
+	good := Header{Ranks: 4, Tokens: 100, TopK: 2, Layers: 3, Microbatches: 2, Experts: 8}
+	for _, x := range []struct {
+		with func(h *Header)
+		ok   bool
+	}{
+		{func(h *Header) {}, true},
+		{func(h *Header) { h.Ranks = 0 }, false},
+		{func(h *Header) { h.Ranks, h.Experts, h.Layers, h.Microbatches = maxCount, 0, 1, 1 }, true},
+		{func(h *Header) { h.Ranks, h.Experts, h.Layers, h.Microbatches = maxCount+1, 0, 1, 1 }, false},
+		{func(h *Header) { h.Tokens = 0 }, false},
+		{func(h *Header) { h.Tokens = maxTokens }, true},
+		{func(h *Header) { h.Tokens = maxTokens + 1 }, false},
+		{func(h *Header) { h.TopK = 0 }, false},
+		{func(h *Header) { h.TopK = 8 }, true},
+		{func(h *Header) { h.TopK = 9 }, false},
+		{func(h *Header) { h.TopK, h.Experts = 9, 0 }, true},
+		{func(h *Header) { h.Layers = 0 }, false},
+		{func(h *Header) { h.Microbatches = 0 }, false},
+		{func(h *Header) { h.Experts = -4 }, false},
+		{func(h *Header) { h.Experts = 6 }, false},
+		{func(h *Header) { h.Experts = maxCount }, true},
+		{func(h *Header) { h.Experts = maxCount + 4 }, false},
+		{func(h *Header) { h.Ranks, h.Layers, h.Microbatches, h.Experts = 1<<10, 1<<10, 1<<8, 0 }, true},
+		{func(h *Header) { h.Ranks, h.Layers, h.Microbatches, h.Experts = 1<<10, 1<<10, 1<<8+1, 0 }, false},
+	} {
+		h := good
+		x.with(&h)
+		if err := h.check(); (err == nil) != x.ok {
+			t.Errorf("%+v: %v", h, err)
+		}
+	}
+	for _, x := range []struct {
+		topK, experts, ranks int
+		worst, balanced      Rows
+	}{{2, 8, 4, 200, 50}, {3, 8, 4, 200, 75}, {3, 4, 4, 100, 75}, {3, 0, 4, 300, 75}, {3, 12, 4, 300, 75}, {1, 8, 3, 100, 34}} {
+		h := Header{Ranks: x.ranks, Tokens: 100, TopK: x.topK, Experts: x.experts}
+		if h.Worst() != x.worst || h.Balanced() != x.balanced {
+			t.Errorf("%+v: at most %d rows, %d if balanced", x, h.Worst(), h.Balanced())
+		}
+	}
+	c := Config{Ranks: 4, Tokens: 100, TopK: 2, Layers: 1, Microbatches: 1, Experts: 8, Steps: 1}
+	for _, x := range []struct {
+		with func(c *Config)
+		ok   bool
+	}{
+		{func(c *Config) {}, true}, {func(c *Config) { c.Experts = 0 }, false}, {func(c *Config) { c.Steps = 0 }, false},
+		{func(c *Config) { c.Steps = maxEntries / 4 }, true}, {func(c *Config) { c.Steps = maxEntries/4 + 1 }, false},
+		{func(c *Config) { c.Skew = -0.1 }, false}, {func(c *Config) { c.Skew = maxSkew }, true}, {func(c *Config) { c.Skew = maxSkew + 0.1 }, false},
+		{func(c *Config) { c.Kind = Kind(len(kindNames)) }, false},
+	} {
+		c := c
+		x.with(&c)
+		if err := c.Check(); (err == nil) != x.ok {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
