@@ -9,8 +9,12 @@ import weakref
 from unittest import mock
 
 from common import DEVICE, torch
-from stowage import _step
+from stowage import _again, _step
 from stowage._errors import Error
+from stowage._managed import Following, Passes, Units
+from stowage._measured import Cast, Choice
+from stowage._plan import Plan
+from stowage._profile import Unit
 from stowage._record import Handle, Kept, Rows, Weak, storage_at, storage_of
 from stowage._step import Step, Ticket, any_alive, first_made
 from torch import nn
@@ -817,6 +821,148 @@ class OfRows(unittest.TestCase):
         held = [Weak(storage_of(cycle[0]))]
         del cycle
         self.assertFalse(any_alive(held))
+
+
+@unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
+class Blocks(unittest.TestCase):
+    """What a step that follows a plan tells the library of a block."""
+
+    def follow(self, choice, saved=0, again=0, cast=Cast(), budget=False):
+        step, calls = new()
+        u = Unit("block", nn.Tanh(), None)
+        answer = {"peak": 0}
+        plan = Plan({u: choice}, {u: saved} if saved else {}, {u: again} if again else {}, {u: cast} if any(cast) else {}, answer)
+        return Following(plan, CPU, 1, step), u, step, calls
+
+    def test_what_is_counted(self):
+        """What a block keeps is counted before it runs, with what autocast casts; its backward pass frees it. What a second pass
+        takes is counted while it runs."""
+        for choice, saved, again, cast, first in (
+            (Choice(), 100, 0, Cast(), [("save", "kept", (1, 100, False, True))]),
+            (Choice(), 0, 0, Cast(), []),
+            (Choice(offload=True), 100, 0, Cast(), []),
+            (Choice(offload=True), 100, 0, Cast(7, 0), [("save", "kept", (1, 7, False, True))]),
+            (Choice(whole=True), 100, 60, Cast(), [("save", "kept", (1, 100, False, True))]),
+            (Choice(whole=True), 0, 60, Cast(), []),
+            (Choice(whole=True), 100, 0, Cast(7, 9), [("save", "kept", (1, 100, False, True)), ("save", "kept", (2, 9, False, True))]),
+            (Choice(whole=True, offload=True), 100, 60, Cast(0, 9), [("save", "kept", (1, 9, False, True))]),
+        ):
+            with self.subTest(choice=str(choice), saved=saved, again=again, cast=cast):
+                now, u, step, calls = self.follow(choice, saved, again, cast)
+                x = leaf(4) * 2
+                y = now.forward(u, u.module.forward, (x,), {})
+                said = calls.taken()
+                self.assertEqual(first, said[: len(first)])
+                moved = [call for call in said[len(first) :]]
+                self.assertEqual([("save", "block", (len(first) + 1, 16, False, False))] if choice.offload else [], moved)
+                self.assertEqual([len(first)] if cast.passes else [], step.passing)
+                y.sum().backward()
+                kept = saved if not choice.offload else cast.stays
+                want = [("release", len(first))] if cast.passes else []
+                want += [("load", 1)] if kept else []
+                group = len(first) + len(moved)
+                want += [("save", "kept", (group + 1, again, False, True)), ("load", group + 1)] if again else []
+                want += [("load", len(first) + 1)] if moved else []
+                self.assertEqual(want, [call for call in calls.taken() if call[0] != "release" or call in want])
+                self.assertEqual([1] * bool(kept) + [group + 1] * bool(again), step.ending)
+
+    def test_no_backward_pass(self):
+        """Nothing stays reserved if the block fails, or if nobody can ask for its gradient."""
+        now, u, step, calls = self.follow(Choice(), 100)
+        now.forward(u, u.module.forward, (torch.zeros(3),), {})
+        self.assertEqual([("save", "kept", (1, 100, False, True)), ("release", 1)], calls.taken())
+        for choice in (Choice(whole=True), Choice(whole=True, offload=True)):
+            now, u, step, calls = self.follow(choice, 100, 50, Cast(3, 9))
+
+            def fail(x):
+                raise KeyError("of the block")
+
+            with self.assertRaisesRegex(KeyError, "of the block"):
+                now.forward(u, fail, (leaf(3),), {})
+            self.assertEqual(([], {}, [], "release"), (step.passing, step.reserved, step.stack, calls.log[-1][0]))
+            calls.fail = Error("no")
+            with self.assertRaisesRegex(Error, "no"):
+                now.forward(u, fail, (leaf(3),), {})
+        now, u, step, calls = self.follow(Choice(), 100)
+        y = now.forward(u, u.module.forward, (leaf(3),), {})
+        del y
+        step.reserve(5)
+        self.assertIn(("release", 1), calls.taken())
+
+    def test_elsewhere(self):
+        """On another stream the library is told nothing; a block that something else recomputes is left alone."""
+        now, u, step, calls = self.follow(Choice(offload=True), 100, 50, Cast(3, 9))
+        with mock.patch.object(step, "on_other_stream", lambda: True):
+            y = now.forward(u, u.module.forward, (leaf(3) * 2,), {})
+        y.sum().backward()
+        self.assertEqual([], calls.taken())
+        u.left_alone = True
+        now.forward(u, u.module.forward, (leaf(3) * 2,), {})
+        self.assertEqual([], calls.taken())
+
+    def test_parts_of_a_block(self):
+        """A part that keeps everything is not offloaded, made lean or recomputed with its block, if the plan counts it."""
+        for block, counted, own in ((Choice(offload=True), True, True), (Choice(lean=True), True, True), (Choice(whole=True, offload=True), True, False), (Choice(), True, False), (Choice(offload=True), False, False)):
+            outer = Unit("block", nn.Tanh(), None)
+            part = Unit("part", nn.Tanh(), outer)
+            plan = Plan({outer: block}, {part: 5} if counted else {}, {}, {}, {})
+            now, packed = Following(plan, CPU, 1, None), []
+            _again.state.lean = marker = object()
+            try:
+                with _again.hooks(lambda t: packed.append(t), lambda t: t):
+                    now.forward(part, lambda x: self.assertIs(None if own else marker, _again.state.lean) or x.tanh(), (leaf(3),), {})
+                self.assertIs(marker, _again.state.lean)
+            finally:
+                _again.state.lean = None
+            self.assertEqual(0 if own else 1, len(packed))
+
+    def test_who_is_wrapped(self):
+        """What a plan needs: blocks that it changes, all that it counts if it offloads, parts of blocks that it changes,
+        cheap modules in those. Everything else is as it was."""
+        model = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.GELU()) for _ in range(3))
+        rt = mock.Mock(_now=None)
+        units = Units(rt)
+        us = [Unit(str(i), m, None) for i, m in enumerate(model)]
+        part = Unit("part", model[0][0], us[0])
+        units.list, units.cheap = [*us, part], [m[1] for m in model]
+        wrapped = lambda: sorted(name for name, m in model.named_modules() if "forward" in m.__dict__)
+        plan = lambda choices, saved=(): Plan(choices, dict.fromkeys(saved, 1), {}, {}, {})
+        for plans, want in (
+            ([None], []),
+            ([plan({us[1]: Choice(whole=True)}, us)], ["1"]),
+            ([plan({us[1]: Choice(lean=True)}, us)], ["1", "1.1"]),
+            ([plan({us[1]: Choice(offload=True)}, us)], ["0", "1", "2"]),
+            ([plan({us[0]: Choice(whole=True)}, [part])], ["0", "0.0"]),
+            ([plan({us[1]: Choice(whole=True)}, [part])], ["1"]),
+            ([plan({us[1]: Choice(whole=True)}), None, plan({us[2]: Choice(lean=True)})], ["1", "1.1", "2", "2.1"]),
+            ([], []),
+        ):
+            units.rewrap(plans)
+            self.assertEqual(want, wrapped())
+        us[1].not_cheap.add(model[1][1])
+        units.wrap_all()
+        self.assertEqual(["0", "0.0", "0.1", "1", "2", "2.1"], wrapped())
+        units.forget(nn.ModuleList([model[0]]))
+        self.assertEqual(([], us[1:], [model[1][1], model[2][1]]), (wrapped(), units.list, units.cheap))
+        units.forget(None)
+        self.assertTrue(units.list)
+
+    def test_times(self):
+        """The shortest second pass of a unit, and all of its cheap parts; those inside of others are counted once."""
+        passes, now = Passes(CPU), iter(range(100))
+        a, b = Unit("a", nn.Tanh(), None), Unit("b", nn.Tanh(), None)
+        stamps = [0.0, 5.0, 6.0, 8.0, 10.0, 13.0, 20.0, 21.0]
+        with mock.patch("time.perf_counter", side_effect=stamps):
+            for u in (a, a, b):
+                passes.timed(u)(lambda: None)
+            inner = lambda: passes.cheap(a)("inner", lambda: 3)
+            self.assertEqual(3, passes.cheap(a)("norm", inner))
+        with mock.patch("time.perf_counter", side_effect=[30.0, 32.0, 40.0, 40.0]):
+            passes.cheap(a)("norm", lambda: None)
+            with self.assertRaises(KeyError):
+                passes.cheap(b)("act", lambda: {}[0])
+        self.assertFalse(passes._inside)
+        self.assertEqual(({a: 2 * 10**9, b: 3 * 10**9}, {a: {"norm": 3 * 10**9}, b: {"act": 1}}, float("inf")), passes.read())
 
 
 class Records(unittest.TestCase):
