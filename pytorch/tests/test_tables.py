@@ -202,7 +202,7 @@ class Decisions(Table):
 
         measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
         with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: None):
-            settled = 0
+            settled, before = 0, {}
             for turn in range(30 if calm else 14):
                 event = ""
                 try:
@@ -225,9 +225,10 @@ class Decisions(Table):
                         known.fitted = True
                 yield f"{turn} {event}: {'; '.join(said)}"
                 said.clear()
-                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last") and x}
+                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last")}
                 fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS))
-                yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if x)
+                yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if before.get(name) != str(x))
+                before = {name: str(x) for name, x in fields.items()}
                 shown = lambda plan: plan.answer["name"] + ":" + ",".join(f"{u.name} {c}" for u, c in plan.choices.items())
                 yield "   " + (shown(known.plan) if known.plan is not None else "no plan") + (f" other {known.other[1]} {shown(known.other[0])}" if known.other else "") + (f" last {known.last.change} {known.last.lacks}" if known.last else "")
                 settled = settled + 1 if known.stage == "settled" else 0
