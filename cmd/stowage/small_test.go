@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
@@ -33,6 +35,45 @@ func TestExitCodesOfFiles(t *testing.T) {
 		if got := exitCode(&run.InputError{Err: &memory.SettingError{Setting: "Folder", Err: fmt.Errorf("cannot write: %w", no)}}); got != want {
 			t.Errorf("%v has code %d, want %d", no, got, want)
 		}
+	}
+}
+
+// Of several reasons in one error the first of this list decides: what another process said, a
+// signal, a reader that left, the disk, a wrong command line, the machine, a wrong setting.
+func TestExitCodesOfChains(t *testing.T) {
+	reasons := []struct {
+		err  error
+		code int
+	}{
+		{&comm.Told{Text: "told", Code: 7}, 7},
+		{&signalError{syscall.SIGTERM, errors.New("ended")}, 128 + int(syscall.SIGTERM)},
+		{&run.InterruptedError{}, exitInterrupted},
+		{syscall.EPIPE, 128 + int(syscall.SIGPIPE)},
+		{syscall.ENOSPC, exitFailure},
+		{&usageError{text: "usage"}, exitUsage},
+		{&device.Unsupported{What: "a GPU"}, exitFailure},
+		{&device.OutOfMemory{}, exitFailure},
+		{&memory.SettingError{Setting: "Budget"}, exitUsage},
+		{&memory.ModuleError{}, exitUsage},
+		{&memory.BudgetError{}, exitUsage},
+		{errors.New("anything else"), exitFailure},
+	}
+	for i, a := range reasons {
+		for _, b := range reasons[i:] {
+			for _, err := range []error{errors.Join(a.err, b.err), errors.Join(b.err, a.err), fmt.Errorf("rank 1: %w", errors.Join(b.err, a.err))} {
+				if got := exitCode(err); got != a.code {
+					t.Errorf("%T and %T have code %d, want %d", a.err, b.err, got, a.code)
+				}
+			}
+			if _, other := b.err.(*memory.SettingError); other {
+				if got := exitCode(&memory.SettingError{Setting: "Device", Err: a.err}); got != a.code {
+					t.Errorf("a setting that %T is about has code %d, want %d", a.err, got, a.code)
+				}
+			}
+		}
+	}
+	if got := exitCode(&run.InputError{Err: errors.New("input")}); got != exitUsage {
+		t.Errorf("an input has code %d", got)
 	}
 }
 
