@@ -71,14 +71,14 @@ class Division:
         return self.other(plan, f"mixed({limit})")
 
     def other(self, plan, what):
-        self.said.append(what)
+        self.said.append(f"{plan.answer['name']} {what}")
         return plan._replace(answer={**plan.answer, "name": plan.answer["name"] + what[0]}) if self.draw.random() < 0.7 else plan
 
     def calibrate(self, step_ns, again_ns):
         self.said.append(f"calibrate({step_ns}, {again_ns})")
 
     def retime(self, passes, cheap):
-        self.said.append(f"retime({sorted(u.name for u in passes)}, {len(cheap)})")
+        self.said.append(f"retime({sorted((u.name, t) for u, t in passes.items())}, {len(cheap)})")
 
     def count_hooks(self):
         self.said.append("count_hooks()")
@@ -91,6 +91,7 @@ class Division:
         return Plan({u: Choice(whole=True) for u in UNITS} if self.draw.random() < 0.9 else {}, {}, {}, {}, answer(f"strongest{self.number}", self.number, self.draw))
 
     def all_of(self, u, choice, t):
+        self.said.append(f"all_of({u.name}, {choice}, {t})")
         return 2 * t
 
 
@@ -188,7 +189,12 @@ class Decisions(Table):
             known.last_resort = seed % 11 == 3
 
         def step(*_):
-            return types.SimpleNamespace(stream=0, over=False, raised=None, end=lambda failed: said.append(f"end({failed})"))
+            return types.SimpleNamespace(stream=0, over=False, raised=draw.choice([None, "raised by a hook"]), end=end)
+
+        def end(failed):
+            said.append(f"end({failed})")
+            if draw.random() < 0.1:
+                raise TooSmall("too small", known.limit + 2000)
 
         class Watch:
             def __init__(self, device):
@@ -201,7 +207,7 @@ class Decisions(Table):
                 return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, draw.choice([0.0, 1.0])
 
         measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
-        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: None):
+        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: None):
             settled, before = 0, {}
             for turn in range(30 if calm else 14):
                 event = ""
@@ -218,8 +224,8 @@ class Decisions(Table):
                         event = "follow"
                         with planner.follow("", known):
                             if draw.random() < 0.05:
-                                raise Error("of the user")
-                except (Error, ArithmeticError) as e:
+                                raise draw.choice([Error, RuntimeError])("of the user")
+                except (RuntimeError, ArithmeticError) as e:
                     event += f" {type(e).__name__}: {e}"
                     if "outgrown" in str(e) or "explained" in str(e):
                         known.fitted = True
@@ -388,6 +394,7 @@ class Limits(Table):
                 return max(now.peak, now.allocated)
 
             def reset(self):
+                said.append("reset")
                 now.peak = now.allocated
 
         library = types.SimpleNamespace(limit=lambda n: said.append(f"limit({n})"), usage=lambda: Usage(now.saved, now.rows, now.own, 0, 0, 0))
@@ -395,7 +402,7 @@ class Limits(Table):
         base = SIZE // 4
 
         def line(what, value=""):
-            shown = f"other={b.other} peak={b.peak} step={b.step_peak} outside={b.outside} measuring={b.measuring} began={b.base} needs={b.needs()[-3:]} room={b.room()} beyond={b.held_beyond()} least={b.least()}"
+            shown = f"other={b.other} peak={b.peak} step={b.step_peak} outside={b.outside} measuring={b.measuring} began={b.base} needs={b.needs()[-3:]} room={b.room()} now={b.held_now()} beyond={b.held_beyond()} least={b.least()}"
             out = f"{what} {value}: {'; '.join(said)}\n   {shown}"
             said.clear()
             return out.split("\n")
