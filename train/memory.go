@@ -79,7 +79,6 @@ func NamedMemory(name string, budget memory.Bytes) (Memory, error) {
 		if budget <= 0 {
 			return m, refuse("Budget", "", "is missing, and the policy budget needs one", "give a size such as 60MiB")
 		}
-		m.Budget = budget
 	case "graphs":
 		m.Scopes = memory.ScopesOf(memory.Attn, memory.MLP, memory.MoERouter)
 	default:
@@ -89,9 +88,7 @@ func NamedMemory(name string, budget memory.Bytes) (Memory, error) {
 		}
 		return m, refuse("Policy", name, "is unknown", remedy)
 	}
-	if budget > 0 && m.Budget == 0 {
-		m.Budget = budget
-	}
+	m.Budget = max(budget, 0)
 	return m, nil
 }
 

@@ -250,3 +250,45 @@ func TestPrograms(t *testing.T) {
 		}
 	}
 }
+
+// Of the errors of several processes all return the first that is no consequence of another, or
+// else the first; the process that has it returns its own.
+func TestFirstErrorOfAll(t *testing.T) {
+	const n = 3
+	for kinds := range 27 { // of each process: none, an error, or that another one is gone
+		own := make([]error, n)
+		want := -1
+		for i, k := 0, kinds; i < n; i, k = i+1, k/3 {
+			switch k % 3 {
+			case 1:
+				own[i] = fmt.Errorf("error of process %d", i)
+			case 2:
+				own[i] = &comm.Failure{By: 9, Err: fmt.Errorf("process %d lost another", i)}
+			}
+		}
+		for i, err := range own {
+			if f := new(comm.Failure); err != nil && (want < 0 || errors.As(own[want], &f) && !errors.As(err, &f)) {
+				want = i
+			}
+		}
+		x := &table{size: n, texts: make([][]byte, n)}
+		x.all = sync.NewCond(&x.mu)
+		var processes sync.WaitGroup
+		for i := range n {
+			processes.Go(func() {
+				all, err := (&Trainer{cfg: &Config{Process: &comm.Process{Control: meeting{rank: i, with: x}}}}).tell(statement{Err: tellError(own[i])}, own[i])
+				switch {
+				case len(all) != n:
+					t.Errorf("%d statements", len(all))
+				case want < 0:
+					if err != nil {
+						t.Error(err)
+					}
+				case i == want && err != own[i], err == nil, err.Error() != own[want].Error():
+					t.Errorf("%v: process %d returns %v, want that of process %d", own, i, err, want)
+				}
+			})
+		}
+		processes.Wait()
+	}
+}
