@@ -235,7 +235,7 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		} else if err != nil {
 			return err
 		}
-		if err := r.stash.GrowHost(d.Forecast.Spilled + d.Forecast.Spilled/8); err != nil {
+		if err := r.stash.Expect(d.Forecast.DevicePages + d.Forecast.Spilled); err != nil {
 			return err
 		}
 	}

@@ -79,6 +79,11 @@ type LowWater struct {
 // of 40, where a margin of 1 % and a headroom of 3 % reran 5 to 9.
 func DefaultLowWater() LowWater { return LowWater{Margin: 0.02, Headroom: 0.048} }
 
+// HostLowWater returns a sizer for pages of host memory, which take what device pages cannot.
+// Host memory costs less than the rerun of a step, so it leaves more: in the first steps of
+// a training run routing drifts by up to a tenth from one step to the next.
+func HostLowWater() LowWater { return LowWater{Margin: 0.1, Headroom: 0.25} }
+
 // Next returns the size of the pool for the next step.
 func (l LowWater) Next(seen Seen) Pages {
 	low := seen.Capacity - seen.Demand

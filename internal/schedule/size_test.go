@@ -62,7 +62,7 @@ func TestPeak(t *testing.T) {
 func TestSizers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seen := Seen{Capacity: Pages(rapid.IntRange(0, 1000).Draw(t, "capacity")), Demand: Pages(rapid.IntRange(0, 2000).Draw(t, "demand"))}
-		for _, z := range []Sizer{Balanced{Expected: 300, Factor: 1.2}, DefaultLowWater()} {
+		for _, z := range []Sizer{Balanced{Expected: 300, Factor: 1.2}, DefaultLowWater(), HostLowWater()} {
 			next := z.Next(seen)
 			if next < seen.Capacity || next < seen.Demand {
 				t.Fatalf("%T: %d pages after %+v", z, next, seen)

@@ -205,7 +205,7 @@ func TestGrowthThatFailsIsLogged(t *testing.T) {
 	d := &scarce{openCPU(t), PagesOwner, page}
 	r := newSmall(t, d, c)
 	for range 2 {
-		if err := r.m.follow(r.m.store, Device, twice{}, 3); err == nil {
+		if err := r.m.follow(r.m.store, Device, twice{}, 3, 0); err == nil {
 			t.Error("it grew")
 		}
 	}
@@ -299,7 +299,7 @@ func TestNobodyPlaces(t *testing.T) {
 	if s := r.m.Stats(); s.Host != 0 || s.Stashed == 0 {
 		t.Errorf("%+v", s)
 	}
-	if err := r.m.GrowHost(0); err != nil || r.m.store.Pages(Host) != 0 {
+	if err := r.m.Expect(0); err != nil || r.m.store.Pages(Host) != 0 {
 		t.Errorf("%d host pages, %v", r.m.store.Pages(Host), err)
 	}
 }

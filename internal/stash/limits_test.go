@@ -311,7 +311,7 @@ func TestLimitsOfManagers(t *testing.T) {
 		if got := m.Unseen(); got != 0 {
 			t.Errorf("%v of page tables are not seen yet, and none is expected", got)
 		}
-		if err := m.GrowHost(1000); err != nil || m.store.Pages(Host) != 256 {
+		if err := m.Expect(1000); err != nil || m.store.Pages(Host) != 256 {
 			t.Errorf("the host tier has %d pages: %v", m.store.Pages(Host), err)
 		}
 		if err := m.Close(); err != nil {

@@ -57,7 +57,7 @@ type ManagerConfig struct {
 	// Ahead is how many loads ahead of need a restore may be issued. Zero selects 1.
 	Ahead int
 	// Sizer decides how the device tier follows the demand of steps. Nil selects
-	// schedule.DefaultLowWater, which also sizes the host tier for the rest.
+	// schedule.DefaultLowWater. The host tier takes the rest, by schedule.HostLowWater.
 	Sizer schedule.Sizer
 	// Rank is the number of this rank in errors.
 	Rank int
@@ -291,10 +291,10 @@ func (m *Manager) Names() (names []string) {
 	return names
 }
 
-// GrowHost grows the host tier that takes spills to at least n pages, or to its maximum.
-// Call it between steps.
-func (m *Manager) GrowHost(n schedule.Pages) error {
-	return m.store.Grow(m.compute.Stream, Host, min(n, m.store.Max(Host)))
+// Expect grows the host tier that takes spills, so that it holds with the device pages what
+// a step will ask for at once, and some more if there is memory. It stays within its maximum.
+func (m *Manager) Expect(demand schedule.Pages) error {
+	return m.adapt(m.store, min(demand, m.store.Max(Device)+m.store.Max(Host)), true)
 }
 
 // Sets returns the number of sets of every workspace.

@@ -60,7 +60,7 @@ func TestTiersFollowDemand(t *testing.T) {
 			dev := &scarce{openCPU(t), PagesOwner, 4 * page}
 			r := newSmall(t, dev, tight(4, 0, x.most, 0))
 			dev.most = memory.Bytes(x.room) * page
-			err := r.m.follow(r.m.store, Device, twice{}, x.demand)
+			err := r.m.follow(r.m.store, Device, twice{}, x.demand, 0)
 			if (err == nil) != x.ok || r.m.store.Pages(Device) != x.want || r.m.Stats().Growths != x.grows {
 				t.Errorf("%d pages after %d growths, want %d: %v", r.m.store.Pages(Device), r.m.Stats().Growths, x.want, err)
 			}
@@ -73,7 +73,7 @@ func TestTiersFollowDemand(t *testing.T) {
 func TestBothTiersTooSmall(t *testing.T) {
 	for _, must := range []bool{false, true} {
 		r := newSmall(t, openCPU(t), tight(1, 1, 4, 3))
-		for _, x := range []struct{ demand, device, host, lack schedule.Pages }{{0, 1, 1, 0}, {4, 4, 1, 0}, {6, 4, 2, 0}, {7, 4, 3, 0}, {9, 4, 3, 2}} {
+		for _, x := range []struct{ demand, device, host, lack schedule.Pages }{{0, 1, 1, 0}, {4, 4, 1, 0}, {5, 4, 2, 0}, {7, 4, 3, 0}, {9, 4, 3, 2}} {
 			err := r.m.adapt(r.m.store, x.demand, must)
 			if lacks := err != nil; lacks != (must && x.lack > 0) || lacks && !strings.Contains(err.Error(), fmt.Sprintf("needs %d more pages", x.lack)) {
 				t.Errorf("a demand of %d, must %v: %v", x.demand, must, err)
@@ -185,5 +185,31 @@ func TestWorseOutcome(t *testing.T) {
 	two.Why = "failed too"
 	if got := one.Worse(two); got != one {
 		t.Errorf("of two equal outcomes the second is worse: %+v", got)
+	}
+}
+
+// Under a budget the number of device pages is decided, and the host tier takes the rest.
+// Rows that grow by 8 % a step, most of them in device pages, never find too few pages:
+// what is spare is a share of all pages, however few of them are on the host.
+func TestRowsThatGrowAreNotRerun(t *testing.T) {
+	for _, onDevice := range []schedule.Pages{0, 40, 95, 100, 120} {
+		r := newSmall(t, openCPU(t), tight(onDevice, 0, onDevice, 1000))
+		w := r.space("a", 0, 200)
+		if err := r.m.Expect(100); err != nil {
+			t.Fatal(err)
+		}
+		if have := onDevice + r.m.store.Pages(Host); have < 120 || have > 125 {
+			t.Errorf("%d pages for an expected 100, %d of them on the device", have, onDevice)
+		}
+		rows := 33.0
+		for range 12 {
+			if err := r.m.Step(memory.Key{}, func(int) error { r.pass(w, int(rows), 1, 2, 3); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			rows *= 1.08
+		}
+		if s := r.m.Stats(); s.Reruns != 0 {
+			t.Errorf("%d device pages: %d of %d steps were rerun", onDevice, s.Reruns, s.Steps)
+		}
 	}
 }

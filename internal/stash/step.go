@@ -410,30 +410,31 @@ func (m *Manager) count(reports []Report, what *issue) {
 // the host tier for the rest. It returns an error only if must is set and both tiers
 // together stay too small.
 func (m *Manager) adapt(st *Store, demand schedule.Pages, must bool) error {
-	var refused error
-	sizers := [Tiers]schedule.Sizer{m.cfg.Sizer, schedule.DefaultLowWater()}
-	for t, sizer := range sizers {
-		if demand == 0 {
-			return nil
-		}
-		refused = errors.Join(refused, m.follow(st, t, sizer, demand))
-		demand = max(demand-st.Pages(t), 0)
-	}
-	if !must || demand == 0 {
+	if demand == 0 {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("the step needs %d more pages than both tiers can have", demand), refused)
+	refused := m.follow(st, Device, m.cfg.Sizer, demand, 0)
+	if on := st.Pages(Device); demand > on || on == st.Max(Device) {
+		// Rows that vary by a tenth vary the rest by far more. So what is spare is a share of
+		// all pages, not of the rest.
+		refused = errors.Join(refused, m.follow(st, Host, schedule.HostLowWater(), demand, on))
+	}
+	if missing := demand - st.Pages(Device) - st.Pages(Host); must && missing > 0 {
+		return errors.Join(fmt.Errorf("the step needs %d more pages than both tiers can have", missing), refused)
+	}
+	return nil
 }
 
-// follow grows one tier to the size that its sizer wants, or else to the demand.
-func (m *Manager) follow(st *Store, t int, sizer schedule.Sizer, demand schedule.Pages) error {
+// follow grows one tier to the size that its sizer wants, or else to the demand. Other
+// pages than the tier's hold a part of the demand.
+func (m *Manager) follow(st *Store, t int, sizer schedule.Sizer, demand, others schedule.Pages) error {
 	have, most := st.Pages(t), st.Max(t)
-	want := min(sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
+	want := min(sizer.Next(schedule.Seen{Capacity: others + have, Demand: demand})-others, most)
 	if want <= have {
 		return nil
 	}
 	err := st.Grow(m.compute.Stream, t, want)
-	if exact := min(demand, most); err != nil && exact > have && exact < want {
+	if exact := min(demand-others, most); err != nil && exact > have && exact < want {
 		err = st.Grow(m.compute.Stream, t, exact)
 	}
 	if err != nil {

@@ -53,7 +53,11 @@ func TestOverflowIsRerunExactly(t *testing.T) {
 			if c.Store.Max[Device] < 10 && st.Spilled == 0 {
 				t.Error("nothing was spilled")
 			}
-			if have := l.m.store.Pages(Device) + l.m.store.Pages(Host); !spills && float64(have) > 1.05*float64(st.Demand)+2 {
+			spare := 1.05
+			if c.Store.Max[Host] > 0 { // host pages cost less than reruns
+				spare = 1.25
+			}
+			if have := l.m.store.Pages(Device) + l.m.store.Pages(Host); !spills && float64(have) > spare*float64(st.Demand)+2 {
 				t.Errorf("the tiers grew to %d pages where %d were needed", have, st.Demand)
 			}
 		})

@@ -67,7 +67,7 @@ func TestStoresCountTheirOwnGroups(t *testing.T) {
 	if got := r.m.store.Pages(Device); got < near || got > near+near/16+pages(4) {
 		t.Errorf("the device store has %d pages, and its groups need %d", got, near)
 	}
-	if got := r.m.host.Pages(Host); got < far || got > far+far/16 {
+	if got := r.m.host.Pages(Host); got < far || got > far+far/4 {
 		t.Errorf("the host store has %d pages, and its groups need %d", got, far)
 	}
 	if s := r.m.Stats(); s.Demand < near+far || s.Demand > near+far+pages(4) {
