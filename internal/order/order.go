@@ -4,6 +4,7 @@ package order
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/stowage-dev/stowage/device"
 )
@@ -69,7 +70,7 @@ func (l *Lane) Recorded(k *Mark) {
 // After makes the lane's next work come after a mark; nil is no mark. The mark is
 // not recorded again before Flush.
 func (l *Lane) After(k *Mark) {
-	if k != nil && !k.before(&l.clock) {
+	if k != nil {
 		l.pending = append(l.pending, k)
 	}
 }
@@ -122,12 +123,7 @@ func (l *Lane) Gathered() {
 
 // Waits reports whether Flush would issue a wait.
 func (l *Lane) Waits() bool {
-	for i, k := range l.pending {
-		if !k.before(&l.clock) && !l.implied(i) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.pending, func(k *Mark) bool { return !k.before(&l.clock) })
 }
 
 // implied tells whether a later pending wait makes pending wait i needless.
