@@ -16,8 +16,12 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Allowed holds the choices that a solver may make besides keep and stash.
-type Allowed struct{ Offload, Recompute bool }
+// Allowed holds the choices that a solver may make besides keep and stash, and the part of
+// its usual search that it may take; 0 means all of it.
+type Allowed struct {
+	Offload, Recompute bool
+	Effort             float64
+}
 
 func (a Allowed) may(c memory.Choice) bool {
 	return [memory.Choices]bool{memory.Keep: true, memory.Stash: true, memory.Offload: a.Offload, memory.Recompute: a.Recompute}[c]
@@ -58,7 +62,8 @@ type Decision struct {
 // If rows cross the link, Solve also tries more sets of each workspace, as long as they make
 // the step shorter.
 func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed) (best *Decision, err error) {
-	best, err = solveAny(p, l, cfg, budget, allowed, 1)
+	effort := cmp.Or(allowed.Effort, 1)
+	best, err = solveAny(p, l, cfg, budget, allowed, effort)
 	if err != nil || p.Rows == nil || p.Rows.Fixed {
 		return best, err
 	}
@@ -66,7 +71,7 @@ func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 		cfg.Window = best.Plan.Window
 	}
 	for n := 1; n <= p.Rows.MoreSets && best.Forecast.RowBytes > 0; n++ {
-		d, err := solveAny(p.withSets(n), l, cfg, budget, allowed, 1)
+		d, err := solveAny(p.withSets(n), l, cfg, budget, allowed, effort)
 		if err != nil {
 			break // the sets do not fit
 		}

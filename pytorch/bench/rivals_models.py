@@ -276,8 +276,8 @@ def gpt(small, device, layers=24, width=2048, batch=16):
     return text(model, vocabulary, batch, length, device, True, what=f"{layers} layers of {width}, {batch} x {length} tokens, {numbers(device, 'bf16 autocast')}")
 
 
-def gpt_wide(small, device):
-    return gpt(small, device, layers=10, width=4096, batch=8)
+def gpt_wide(small, device, layers=10):
+    return gpt(small, device, layers=layers, width=4096, batch=8)
 
 
 def llama(small, device, layers=20, inner=8192, experts=0, compiles=True):
@@ -290,12 +290,12 @@ def llama(small, device, layers=20, inner=8192, experts=0, compiles=True):
     return text(model, vocabulary, batch, length, device, False, compiles=compiles, what=f"{layers} layers of {width}, {kind}, {batch} x {length} tokens, {numbers(device, 'bf16 weights')}")
 
 
-def mixture(small, device):
-    return llama(small, device, layers=10, inner=3584, experts=8, compiles=False)
+def mixture(small, device, layers=10):
+    return llama(small, device, layers=layers, inner=3584, experts=8, compiles=False)
 
 
-def vit(small, device):
-    image, patch, layers, width, heads, classes, batch = 256, 16, 16, 1536, 12, 1000, 64
+def vit(small, device, layers=16):
+    image, patch, width, heads, classes, batch = 256, 16, 1536, 12, 1000, 64
     if small:
         image, patch, layers, width, heads, classes, batch = 16, 4, 4, 32, 2, 10, 2
     model = ViT(image, patch, layers, width, heads, 0.1, classes, device=device)

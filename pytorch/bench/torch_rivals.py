@@ -53,6 +53,7 @@ import traceback
 sys.dont_write_bytecode = True
 STARTED = time.perf_counter()
 NAMES = ["gpt", "gpt-wide", "llama", "mixture", "vit", "conv", "megatron"]
+LAYERED = {"gpt", "gpt-wide", "llama", "mixture", "vit"}  # transformers that can have any number of layers
 REPEATS = 4  # steps that must give the same gradients; adding in any order often does in two
 FAMILIES = ["checkpoint", "selective", "compile", "compiled-checkpoint", "stowage", "stowage-compiled", "stowage-inexact", "nothing-moved"]
 
@@ -68,6 +69,7 @@ def above_zero(text):
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", nargs="+", choices=NAMES, metavar="NAME", help="only these (default all): " + ", ".join(NAMES))
+    p.add_argument("--layers", type=int, help="layers of the transformers, megatron's excepted")
     p.add_argument("--import", dest="imported", action="append", default=[], metavar="MODULE:FUNCTION", help="a model of your own; without --model only that")
     p.add_argument("--list", action="store_true", help="list models and kinds")
     p.add_argument("--kinds", nargs="+", choices=FAMILIES, default=FAMILIES, metavar="KIND", help="only these: " + ", ".join(FAMILIES))
@@ -95,6 +97,8 @@ def parse():
         a.compile_budgets = [1.0, 0.5] if a.quick else [1.0, 0.7, 0.5]
     if a.same_peaks and ("compile" not in a.kinds or all(b >= 1 for b in a.compile_budgets)):
         p.error("--same-peaks takes targets from the kind compile, so that it must be among --kinds, with a budget below 1.0 among --compile-budgets")
+    if a.layers is not None and (a.layers < 1 or not a.model or not LAYERED.issuperset(a.model)):
+        p.error("--layers takes a number above 0, and --model with some of " + ", ".join(sorted(LAYERED)))
     a.steps = a.steps or (2 if a.quick else 4)
     return a
 
@@ -413,7 +417,7 @@ def makers():
         if name == "megatron":
             yield name, lambda: megatron(ARGS.megatron_path, ARGS.small, DEVICE)
         else:
-            yield name, lambda make=MODELS[name]: make(ARGS.small, DEVICE)
+            yield name, lambda make=MODELS[name]: make(ARGS.small, DEVICE, **({} if ARGS.layers is None else {"layers": ARGS.layers}))
     for name in ARGS.imported:
         sys.path.insert(0, os.getcwd())
         yield name, lambda name=name: imported(name)

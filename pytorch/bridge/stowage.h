@@ -200,6 +200,7 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
  *   drag       part of the time of copies by which compute takes longer beside them, from 0,
  *              which is meant if it is left out, to 1. Choices allow for it; forecasts do not
  *   host       bytes of host memory that may be used; 0 or left out: what this runtime has
+ *   effort     part of the usual search, such as 0.1; 0 or left out: all of it
  * Memory is counted and not placed: what storages hold is the sum of their sizes. Storages
  * that are copied count until compute waits for their copies.
  *

@@ -28,6 +28,9 @@ TRIES = 6
 # And so often because an answer offloads a half of what units save.
 HALVES = 4
 
+# Questions whose answers are improved here, or asked again, take this part of the solver's usual search.
+BRIEF = 1 / 16
+
 # About so many events are counted to find a better plan, and so many changes that free memory
 # are looked at beside each of twice as many that take less time.
 EXCHANGES = 100_000
@@ -84,7 +87,7 @@ class Measured(Held):
     """What the last recorded step says, the questions that it is put to the solver with, and what
     plans hold of memory."""
 
-    def request(self, limit: int, offload: bool, everything: bool = False, never: Optional[Container[Unit]] = None, one: Container[Unit] = ()) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
+    def request(self, limit: int, offload: bool, everything: bool = False, never: Optional[Container[Unit]] = None, one: Container[Unit] = (), effort: float = BRIEF) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
         """Returns the question for the solver, and what its units are. The limit is one of saved
         tensors or, if so, of everything that a step holds beyond its base: with the memory of second
         passes, which the solver counts whether they run or not, or without it and with units that
@@ -173,7 +176,7 @@ class Measured(Held):
             each("release", open, end)
         for s in outside.values():
             ops.append({"op": "give", "storage": s, "at": end})
-        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True, "drag": BESIDE}
+        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True, "drag": BESIDE, "effort": effort}
         return request, names
 
     def made(self, plan: Plan) -> bool:
@@ -381,6 +384,13 @@ class Measured(Held):
                 request, names, answer = again, units, choose(again)
             except TooSmall:  # the answer before holds no more than it says
                 break
+        longer, units = self.request(request["limit"], True, one=one, effort=1)
+        try:
+            better = choose(longer)
+        except TooSmall:
+            return request, names, answer
+        if not self.halves(units, better) and self.plan(units, better).expected < self.plan(names, answer).expected:
+            return longer, units, better
         return request, names, answer
 
     def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
@@ -451,12 +461,13 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             continue
         asked, counted, tried = least, 0, 0
         never: Optional[Set[Unit]] = None  # once no plan was found: units whose second pass takes too much
-        here: Optional[Plan] = None
-        while tried < (TRIES if everything else 1) or everything and here is None and never is None:
+        here: List[Plan] = []
+        while tried < (TRIES if everything else 1) or everything and not here and never is None:
             if tried == TRIES:
                 asked, tried, never = least, 0, set()
             tried += 1
-            request, names = m.request(asked, offload, everything, never)
+            effort = BRIEF if offload or everything and not (here and tried == TRIES) else 1  # the last question may take longer
+            request, names = m.request(asked, offload, everything, never, effort=effort)
             try:
                 answer = choose(request)
                 if offload:
@@ -478,18 +489,22 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
                     tried -= 1
                     continue
             if over <= 0:
-                here = plan if here is None or plan.expected < here.expected else here
+                here.append(plan)
             if over <= 0 and (-over <= limit // 64 or not plan.choices):
-                break
+                if effort == 1 or not plan.choices:
+                    break
+                tried = TRIES - 1
+                continue
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
         # The solver counts too much, or too little. If it names no least it refuses such plans, as it does in tests.
-        if everything and here is None and (small is None or small.least > 0):
+        if everything and not here and (small is None or small.least > 0):
             strongest = m.strongest(m.request(least, offload, everything)[0])
-            here = strongest if m.most_counted(strongest.choices) <= limit else None
-        if everything and here is not None and here.choices:
-            here = m.spared(m.exchanged(m.mixed(here, limit), limit), limit)
-        if here is not None and (found is None or here.expected < found.expected):
-            found = here
+            here = [strongest] if m.most_counted(strongest.choices) <= limit else []
+        for plan in here:
+            if everything and plan.choices:
+                plan = m.spared(m.exchanged(m.mixed(plan, limit), limit), limit)
+            if found is None or plan.expected < found.expected:
+                found = plan
     if found is None:
         try:
             raise small or TooSmall("the plans that were tried take too much")

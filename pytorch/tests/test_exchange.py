@@ -10,7 +10,7 @@ from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, re
 from common import torch
 from stowage import _again
 from stowage._measured import KEEP, Choice
-from stowage._plan import Measured, Plan, best
+from stowage._plan import BRIEF, Measured, Plan, best
 from stowage._planned import RECORDED
 from torch import nn
 
@@ -149,15 +149,41 @@ class Halves(unittest.TestCase):
             asked = []
 
             def choose(request):
-                asked.append([unit["name"] for unit in request["units"]])
+                asked.append(([unit["name"] for unit in request["units"]], request["effort"]))
                 inputs = [i for i, unit in enumerate(request["units"]) if unit["name"] == "inputs"]
                 said = ["offload" if i in inputs[:1] else "keep" for i in range(len(request["units"]))]
                 return {"choices": said, "peak": 0, "before_peak": 0, "step_ns": 10**9, "again_ns": 0, "moved": 0}
 
             plan = best([m], choose, 1 << 30, True)
             blocks = len({part.unit for part in m.parts.values()})
-            self.assertEqual([blocks - i for i in range(blocks + 1)], [names.count("inputs") for names in asked])
+            brief = [(blocks - i, BRIEF) for i in range(blocks + 1)]
+            self.assertEqual([*brief, (0, 1)], [(names.count("inputs"), effort) for names, effort in asked])
             self.assertEqual({}, plan.choices)
+
+    def test_the_longer_search_counts_if_it_is_better(self):
+        with recorded(stack()) as (_, (m, *_)):
+            for took, half, want in ((9, False, True), (11, False, False), (9, True, False)):
+
+                def choose(request):
+                    last = request["effort"] == 1
+                    names = [unit["name"] for unit in request["units"]]
+                    said = ["offload" if last and (name == "inputs" or not half) and not name.startswith("lean") else "keep" for name in names]
+                    return {"choices": said, "peak": 0, "before_peak": 0, "step_ns": (took if last else 10) * 10**8, "again_ns": 0, "moved": 0}
+
+                self.assertEqual(want, best([m], choose, 1 << 30, True).offloads)
+
+    def test_one_question_takes_all_of_the_search(self):
+        """Plans that only recompute: others are asked for briefly."""
+        with recorded(stack()) as (rt, (m, *_)):
+            efforts = []
+
+            def choose(request):
+                efforts.append(request["effort"])
+                return rt._library.choose(request)
+
+            least, most = m.most_counted(m.strongest(m.request(1 << 30, False, everything=True)[0]).choices), m.most_counted({})
+            best([m], choose, (least + most) // 2, False, everything=True)
+            self.assertEqual((1, {BRIEF, 1}), (efforts.count(1), set(efforts)))
 
     def test_bytes_are_the_same(self):
         with recorded(stack()) as (_, (m, *_)):

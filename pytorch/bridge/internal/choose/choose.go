@@ -50,7 +50,7 @@ func (r *Request) Solve(m Machine) (*Answer, error) {
 		m.Links = memory.Links{Out: 1, In: 1}
 	}
 	cfg := residency.Config{Host: m.Host, Align: 1, Least: m.Least, Borrowed: true}
-	d, err := policy.Solve(r.profile(), m.Links, cfg, r.Limit, policy.Allowed{Offload: r.Offload, Recompute: r.Recompute})
+	d, err := policy.Solve(r.profile(), m.Links, cfg, r.Limit, policy.Allowed{Offload: r.Offload, Recompute: r.Recompute, Effort: r.Effort})
 	if err != nil {
 		return nil, err
 	}

@@ -23,8 +23,9 @@ type Request struct {
 	Offload   bool           `json:"offload"`
 	Recompute bool           `json:"recompute"`
 	Links     *Links         `json:"links"`
-	Drag      float64        `json:"drag"` // part of the time of copies by which compute takes longer beside them
-	Host      memory.Bytes   `json:"host"` // 0 means what the machine has
+	Drag      float64        `json:"drag"`   // part of the time of copies by which compute takes longer beside them
+	Host      memory.Bytes   `json:"host"`   // 0 means what the machine has
+	Effort    float64        `json:"effort"` // part of the usual search; 0 means all of it
 }
 
 // Unit is a part of a model with one choice.
@@ -126,6 +127,9 @@ func (r *Request) check() error {
 	}
 	if !(r.Drag >= 0 && r.Drag <= 1) {
 		return fmt.Errorf("expected a drag from 0 (copies cost nothing) to 1, got %g", r.Drag)
+	}
+	if !(r.Effort >= 0 && r.Effort <= 1) {
+		return fmt.Errorf("expected an effort from 0 (all of the usual search) to 1, got %g", r.Effort)
 	}
 	c := newChecker(r)
 	for i := range r.Ops {

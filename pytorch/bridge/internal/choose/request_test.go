@@ -66,6 +66,8 @@ func TestParse(t *testing.T) {
 		`{"limit": 1, "units": [{"name": "a"}, {"name": "a"}]}`:                                                          `units 0 and 1 are both "a" of layer 0`,
 		`{"limit": 1, "units": [{"name": "` + strings.Repeat("x", 300) + `"}]}`:                                          "has 300 bytes",
 		`{"limit": 1, "drag": 1.5}`:                                                                                      "expected a drag from 0 (copies cost nothing) to 1, got 1.5",
+		`{"limit": 1, "effort": 1.5}`:                                                                                    "expected an effort from 0 (all of the usual search) to 1, got 1.5",
+		`{"limit": 1, "effort": -1}`:                                                                                     "expected an effort from 0 (all of the usual search) to 1, got -1",
 		`{"limit": 1, "drag": -0.1}`:                                                                                     "expected a drag from 0 (copies cost nothing) to 1, got -0.1",
 		`{"limit": 1, "links": {"out": 1, "in": 1, "latency_ns": -1}}`:                                                   "leave links out",
 	} {

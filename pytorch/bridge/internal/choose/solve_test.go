@@ -152,3 +152,14 @@ func TestDrag(t *testing.T) {
 		t.Errorf("%v are offloaded with hardly any drag, and %v with much of it", b.Moved, a.Moved)
 	}
 }
+
+// A caller that asks often asks for brief answers, which are nearly as good.
+func TestEffort(t *testing.T) {
+	r := dense(24, 1).request(0.5)
+	r.Offload = false
+	all := solved(t, r)
+	r.Effort = 1.0 / 16
+	if brief := solved(t, r); 8*brief.Tried > all.Tried || float64(brief.Step) > 1.02*float64(all.Step) {
+		t.Errorf("%d candidates give a step of %v, and %d give %v", brief.Tried, brief.Step, all.Tried, all.Step)
+	}
+}
