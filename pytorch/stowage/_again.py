@@ -28,7 +28,7 @@ from torch.utils import _pytree
 from ._errors import Error
 from ._record import Kept, modified, storage_of, version_of
 from ._surroundings import Mode, Random, Surroundings, modes_again
-from ._units import Uncounted, modules
+from ._units import Uncounted, counting, modules
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 _strided = torch.strided
@@ -188,7 +188,7 @@ class Whole:
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
-        self.weights: Dict[torch.Tensor, int] = {}  # and their versions
+        self.weights: Dict[torch.Tensor, int] = {}  # and buffers, with their versions
         self.modes: List[Mode] = []
         self.values: Dict[int, torch.Tensor] = {}
 
@@ -203,12 +203,13 @@ class Whole:
         return i
 
     def end(self) -> None:
-        """Ends the forward pass: weights must not change until the second one."""
+        """Ends the forward pass: weights and buffers must not change until the second one, but for those that norms count in."""
         for m in modules(self.module):
             self.modes.append((m, m.training))
-            for p in m._parameters.values():
-                if p is not None:
-                    self.weights.setdefault(p, version_of(p))
+            for of in (m._parameters, m._buffers if m._buffers and not (m.training and isinstance(m, counting)) else {}):
+                for p in of.values():
+                    if p is not None:
+                        self.weights.setdefault(p, version_of(p))
 
     def unpack(self, i: Any) -> torch.Tensor:
         if type(i) is not int:

@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
+from torch.utils import _pytree
 
 from ._budget import Budget
 from ._errors import AFTER_STEP, Error
@@ -45,10 +46,28 @@ class InGroup:
 
 def first_made(out: Any) -> Optional[torch.Tensor]:
     """Returns the first tensor of a result that has a backward pass: in containers of any class, data classes too."""
-    if isinstance(out, torch.Tensor):
-        return out if out.grad_fn is not None else None
-    inside = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else (getattr(out, f.name, None) for f in dataclasses.fields(out)) if dataclasses.is_dataclass(out) else ()
-    return next((t for t in map(first_made, inside) if t is not None), None)
+    todo, seen = [out], {}  # type: List[Any], Dict[int, Any]
+    while todo:
+        x = todo.pop()
+        if isinstance(x, torch.Tensor):
+            if x.grad_fn is not None:
+                return x
+        elif id(x) not in seen:  # it may lead to itself
+            seen[id(x)] = x
+            todo.extend(reversed(list(_inside(x))))
+    return None
+
+
+def _inside(x: Any) -> Iterable[Any]:
+    if isinstance(x, Mapping):
+        return x.values()
+    if isinstance(x, (tuple, list, collections.deque)):
+        return x
+    if dataclasses.is_dataclass(x):
+        return (getattr(x, f.name, None) for f in dataclasses.fields(x))
+    registered = _pytree.SUPPORTED_NODES.get(type(x))
+    of: Iterable[Any] = registered.flatten_fn(x)[0] if registered is not None else ()
+    return of
 
 
 class Ticket:

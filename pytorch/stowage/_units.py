@@ -213,7 +213,7 @@ class Attributes:
                 now.extend(before) if type(now) is list else now.update(before)
 
 
-_counting = torch.nn.modules.batchnorm._NormBase
+counting = torch.nn.modules.batchnorm._NormBase
 
 
 def modules(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -236,7 +236,7 @@ class Uncounted:
     __slots__ = ("_held",)
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in modules(module) if m._buffers and isinstance(m, _counting)]
+        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in modules(module) if m._buffers and isinstance(m, counting)]
 
     def __enter__(self) -> None:
         for now, before in self._held:

@@ -549,6 +549,29 @@ class Later(Planned):
                         model.blocks[1][2].weight.mul_(2.0)
                     loss.backward()
 
+    def test_buffers_that_change_before_the_backward_pass(self):
+        """All but the running means of a norm that counts in them: a second pass does not read those."""
+
+        class Scaled(Block):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.ones(8))
+                self.over = nn.BatchNorm1d(4)
+
+            def forward(self, x):
+                return super().forward(self.over(x) * self.scale)
+
+        for name, training, fails in (("scale", True, True), ("over.running_mean", True, False), ("over.running_mean", False, True)):
+            model = stack(Scaled)
+            model.train(training)
+            with self.subTest(name=name, training=training), planned(model) as rt:
+                train(model, one_pass, SETTLED, rt)
+                self.assertEqual("recompute", choices(rt).get("blocks.1"))
+                with self.assertRaisesRegex(stowage.Error, "modified by an inplace operation") if fails else contextlib.nullcontext(), rt.step():
+                    loss = model(torch.randn(3, 4, 8)).square().mean()
+                    model.blocks[1].get_buffer(name).mul_(2.0).add_(1.0)
+                    loss.backward()
+
     def test_weights_of_others_that_change_before_the_backward_pass(self):
         other = torch.randn(8, 8, requires_grad=True)
 

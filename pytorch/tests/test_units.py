@@ -253,7 +253,22 @@ class Results(unittest.TestCase):
             __slots__ = ("x",)
             x: object
 
-        for out in (Slots(t), t, (other, t), [None, {"a": other, "b": (t,)}], Output(a=3, b=t), Data(3, [other, t]), {"a": Data(1, None), "b": Data(2, t)}):
+        class Registered:
+            def __init__(self, *of):
+                self.of = of
+
+        torch.utils._pytree._register_pytree_node(Registered, lambda x: (list(x.of), None), lambda of, _: Registered(*of))
+        itself = Data(3, [other])
+        itself.x.append(itself)
+        chain = None
+        for _ in range(5000):
+            chain = Data(0, chain)
+        self.assertIsNone(first_made(chain))
+        self.assertIsNone(first_made(itself))
+        itself.x.append(t)
+        later = t * 2
+        self.assertIs(t, first_made([[other, t], later]))
+        for out in (itself, collections.deque([other, t]), Registered(other, [t]), Slots(t), t, (other, t), [None, {"a": other, "b": (t,)}], Output(a=3, b=t), Data(3, [other, t]), {"a": Data(1, None), "b": Data(2, t)}):
             self.assertIs(t, first_made(out))
         for out in (None, 3, other, [other], Data(3, other), object()):
             self.assertIsNone(first_made(out))
