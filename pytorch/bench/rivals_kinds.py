@@ -13,6 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import stowage
+from stowage._library import Library
 
 MIB = 1 << 20
 SEED = 7
@@ -326,7 +327,9 @@ class Checkpoint(Patched):
     def rest(self):
         if not self.compiled:
             self.leave()
-            self.bench.forget()
+            gc.collect()
+            if self.bench.cuda:
+                torch.cuda.empty_cache()
 
 
 _backends = []  # PyTorch compares with those of other models, and must find them alive
@@ -383,6 +386,41 @@ class OnCPU(Kind):
         return torch.autograd.graph.save_on_cpu(pin_memory=self.bench.cuda)
 
 
+class Shared(Library):
+    """A library that outlives its runtime: to pin host memory takes seconds, and the next runtime finds it
+    pinned. Each has keys of its own, so that it records and plans as in a new process."""
+
+    now = None
+    runtimes = 0
+
+    def __init__(self, config, provide):
+        self.provide = provide
+        super().__init__(config, lambda storage, size: self.provide(storage, size))
+
+    @classmethod
+    def lend(cls, config, provide):
+        if cls.now is None:
+            cls.now = cls(config, provide)
+        cls.runtimes += 1
+        cls.now.provide = provide
+        cls.now.limit(config["saved_limit"])
+        return cls.now
+
+    def begin(self, key, stream):
+        super().begin(f"{self.runtimes} {key}", stream)
+
+    def close(self):
+        """Does nothing for a runtime."""
+        self.provide = None
+
+    @classmethod
+    def end_all(cls):
+        """Closes it."""
+        library, cls.now = cls.now, None
+        if library is not None:
+            Library.close(library)
+
+
 class Stowed(Patched):
     """Stowage under a budget. The runtime is open from open() to close(), because a device has
     one at a time."""
@@ -395,6 +433,7 @@ class Stowed(Patched):
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
         self.recorded = 0  # peak of the steps that are recorded
         self.history = []  # of each step: its stage, what its plan keeps, its time and its peak
+        self.seconds = 0.0, 0.0  # to settle its plan, and for its turns with others
         self.like = "compile 1.0" if self.compiled else "eager"
         if backend is not None:
             compile_blocks(self.blocks, backend)
@@ -404,7 +443,7 @@ class Stowed(Patched):
     def open(self):
         case = self.bench.case
         by_block = {name: "block" for name in case.blocks}
-        self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device, exact=self.exact)
+        self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device, exact=self.exact, library=Shared.lend)
         if self.compiled:  # the hooks of groups would end its graphs
             self.rt.attach(self.model)
         elif self.groups == "blocks":
@@ -417,13 +456,13 @@ class Stowed(Patched):
             except stowage.Error:  # no name that it knows
                 self.rt.attach(self.model, groups=by_block)
 
-    def settle(self, steps):
-        """Runs the steps in which the runtime records, measures and plans, at most so many, and one
+    def settle(self, steps, until=float("inf")):
+        """Runs the steps in which the runtime records, measures and plans, at most so many or until then, and one
         more once its plan is settled; the library alone needs few."""
         self.open()
         for _ in range(steps):
             self.probe = self.step()
-            if self.history[-1]["stage"] == "settled" or self.history[-1]["stage"] == "library" and len(self.history) > 5:
+            if self.history[-1]["stage"] == "settled" or self.history[-1]["stage"] == "library" and len(self.history) > 5 or len(self.history) > 4 and time.perf_counter() > until:
                 break
 
     def step(self):
@@ -453,5 +492,7 @@ class Stowed(Patched):
         if self.rt is not None:
             self.rt.close()
             self.rt = None
+            if self.error is not None:
+                Shared.end_all()
         self.model = self.blocks = None  # which keep tensors of their last step
         self.bench.forget()

@@ -79,6 +79,13 @@ def cell_line(cell):
     return text
 
 
+def effort(kind):
+    """Returns how long a kind of ours took to settle its plan, and how many turns it had."""
+    recorded = [h["ms"] / 1e3 for h in kind.history if h["stage"] == "recorded" and "ms" in h]
+    tried = len(kind.history) - len(recorded) - sum(h["stage"] == "settled" for h in kind.history)
+    return f"recorded {len(recorded)} steps in {sum(recorded):.1f} s, tried plans in {tried}; settled after {kind.seconds[0]:.1f} s; {len(kind.times)} turns in {kind.seconds[1]:.1f} s"
+
+
 def number(x, form="{:,.0f}"):
     return "-" if x is None else form.format(x)
 

@@ -26,8 +26,8 @@ count:
 Then eager is compared with the plug-in under a budget that holds everything.
 
 All kinds are first run once or twice, which gives their peaks and rough times. The fastest
-ones that fit, eager and Stowage then take turns, and a time is the median of its turns. They are
-fewer if the ratio of Stowage to every rival hardly changes from turn to turn. The
+ones that fit, or eager if none does, and Stowage then take turns, and a time is the median of its turns. They are
+fewer if the ratio of Stowage to every rival hardly changes from turn to turn, or if time is short. The
 peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
 highest of all its steps. On the CPU there is no such figure: there it is counted from weights,
 gradients and saved tensors. A cell is a target of a model: Stowage is not slower if it takes at
@@ -56,6 +56,7 @@ NAMES = ["gpt", "gpt-wide", "llama", "mixture", "vit", "conv", "megatron"]
 LAYERED = {"gpt", "gpt-wide", "llama", "mixture", "vit"}  # transformers that can have any number of layers
 REPEATS = 4  # steps that must give the same gradients; adding in any order often does in two
 FAMILIES = ["checkpoint", "selective", "compile", "compiled-checkpoint", "stowage", "stowage-compiled", "stowage-inexact", "nothing-moved"]
+COMPILED = {"compile", "compiled-checkpoint", "stowage-compiled", "stowage-inexact"}
 
 
 def above_zero(text):
@@ -77,8 +78,8 @@ def parse():
     p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5)")
     p.add_argument("--same-peaks", action="store_true", help="instead of shares, targets are the peaks of the kind compile with budgets below 1.0")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
-    p.add_argument("--steps", type=int, help="measured turns (default 4)")
-    p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and targets that would take longer are reported as not measured")
+    p.add_argument("--steps", type=int, help="measured turns (default 4); of short steps up to four times as many")
+    p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and each of its targets too: the longer it takes to settle the fewer turns there are. When no time is left, targets are reported as not measured")
     p.add_argument("--settle", type=int, default=24, help="steps that Stowage gets at most to record and settle its plan (default 24)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
@@ -120,7 +121,7 @@ if DEVICE == "cuda" and not torch.cuda.is_available():
     sys.exit("torch_rivals: PyTorch finds no CUDA GPU; --small --quick tries it without one")
 
 import rivals_report as report
-from rivals_kinds import MIB, SEED, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence, smallest
+from rivals_kinds import MIB, SEED, Bench, Checkpoint, Compiled, Kind, OnCPU, Shared, Stowed, Unsupported, count_saved, inductor, selective, sentence, smallest
 from rivals_megatron import megatron
 from rivals_models import MODELS, imported
 from rivals_picture import picture
@@ -128,6 +129,7 @@ from rivals_picture import picture
 
 ROUNDING = 1 / 16
 ENOUGH, STEADY = 3, 0.01  # turns after which there are no more if ratios change by less
+SECONDS, MOST = 3.0, 4  # turns of short steps go on for so long, or so many times as often
 
 
 def in_turn(kinds, turn):
@@ -159,8 +161,11 @@ class Trial:
         self.kinds, self.cells, self.backends = [], [], {}
         self.eager = Kind(self.bench, "eager")
         self.repeats = {"eager": True}
-        if hasattr(getattr(torch, "compiler", None), "reset"):
-            torch.compiler.reset()  # graphs of the model before
+        if hasattr(getattr(torch, "compiler", None), "reset") and self.compiles():
+            torch.compiler.reset()  # graphs of the model before; it takes seconds to load
+
+    def compiles(self):
+        return (self.case.compiles or ARGS.compile_all) and not COMPILED.isdisjoint(ARGS.kinds)
 
     def wants(self, family):
         return family in ARGS.kinds
@@ -169,23 +174,25 @@ class Trial:
         self.measure_eager()
         self.probe_compiled()
         targets = self.probe_checkpoints()
-        nothing = self.nothing_moved() if self.wants("nothing-moved") else None
-        longest = 0.0
-        for share, target, found in targets:
+        nothing = self.nothing_moved(self.part_of(len(targets) + 1)) if self.wants("nothing-moved") else None
+        for i, (share, target, found) in enumerate(targets):
             begin = time.perf_counter()
-            if begin + longest > self.until:
-                cell = report.decide({"share": share, "target_mib": target / MIB, "ours": []})
-                self.cells.append(cell)
-                say(report.cell_line(cell))
+            if begin > STARTED + ARGS.seconds:
+                self.cells.append(report.decide({"share": share, "target_mib": target / MIB, "ours": []}))
+                say(report.cell_line(self.cells[-1]))
                 continue
-            self.measure_target(share, target, found)
-            longest = max(longest, time.perf_counter() - begin)
+            self.measure_target(share, target, found, self.part_of(len(targets) - i))
         slow = self.save_on_cpu() if ARGS.slow else None  # last: PyTorch does not give its pinned memory back
         return {
             "model": self.name, "what": self.case.what, "parameters": sum(p.numel() for p in self.case.model.parameters()), "blocks": len(self.case.blocks),
             "saved_mib": self.saved / MIB, "eager_mib": self.eager.peak / MIB, "repeats": self.repeats, "counted": not self.bench.cuda,
             "rows": [report.row(k, self) for k in [self.eager, slow, nothing, *self.kinds] if k is not None], "cells": self.cells,
         }  # fmt: skip
+
+    def part_of(self, parts):
+        """Returns when the next of so many equal parts of the time that is left is over."""
+        now = time.perf_counter()
+        return now + max(self.until - now, 0) / parts
 
     def measure_eager(self):
         """Measures what eager takes and saves, and whether its gradients repeat."""
@@ -227,8 +234,7 @@ class Trial:
 
     def probe_compiled(self):
         """Compiles the blocks for each budget, if anything that is asked for needs it."""
-        needed = self.case.compiles or ARGS.compile_all
-        if not needed or not {"compile", "compiled-checkpoint", "stowage-compiled", "stowage-inexact"} & set(ARGS.kinds):
+        if not self.compiles():
             return
         budgets = ARGS.compile_budgets if self.wants("compile") else []
         for budget in dict.fromkeys([1.0, *budgets]):
@@ -317,13 +323,14 @@ class Trial:
             kind.peak = 0  # what is saved is still in the same memory
         return kind
 
-    def turns(self, kinds, times=1):
-        """Runs kinds in turns, so many times more; the first turn does not count. Rivals have their peaks from before,
-        when no runtime was open."""
+    def turns(self, kinds, until, times=1):
+        """Runs kinds in turns, so many times more than usual, but no longer than that if there were some; the first
+        turn does not count. Rivals have their peaks from before, when no runtime was open."""
+        began = time.perf_counter()
         peaks = {k: k.peak for k in kinds if not k.ours}
         for k in kinds:
             k.times = []
-        for turn in range(1 + times * ARGS.steps):
+        for turn in range(1 + max(times, MOST) * ARGS.steps):
             # A device that reaches its power limit slows down about once in a second. In one order it would
             # do so in the same kind at every turn.
             for k in in_turn(kinds, turn):
@@ -335,30 +342,36 @@ class Trial:
                     elif turn == 1:
                         k.tried(lambda: self.compare(k))
                 k.leave()
-            if turn >= ENOUGH * min(times, 2) and steady(kinds):
+            now = time.perf_counter()
+            late = turn >= min(ENOUGH, ARGS.steps) and now > until
+            done = turn >= times * ARGS.steps and now > began + SECONDS
+            if late or done or turn >= ENOUGH * min(times, 2) and steady(kinds):
                 break
         for k in kinds:
             k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)
             k.rest()
 
-    def measure_ours(self, kind, others, turns=1):
-        """Measures Stowage in turns with others. Returns its time and theirs."""
-        kind.tried(lambda: kind.settle(ARGS.settle))
-        self.turns([*others, kind], turns)
+    def measure_ours(self, kind, others, until, turns=1):
+        """Measures Stowage in turns with others, until about then. Returns its time and theirs."""
+        begin = time.perf_counter()
+        kind.tried(lambda: kind.settle(ARGS.settle, until))
+        settled = time.perf_counter()
+        self.turns([*others, kind], until, turns)
         kind.tried(kind.count)
         kind.close()
+        kind.seconds = settled - begin, time.perf_counter() - settled
         return {k.name: k.median() for k in [*others, kind] if k.error is None and k.times}
 
     def stowed(self, name, budget, **more):
         return Stowed(self.bench, name, budget, ARGS.groups, least=0 if ARGS.small else None, **more)
 
-    def nothing_moved(self):
+    def nothing_moved(self, until):
         kind = self.stowed("stowage, nothing moved", "1TiB")
-        self.measure_ours(kind, [self.eager], turns=4)  # a difference of one in a hundred
-        say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}")
+        self.measure_ours(kind, [self.eager], until, turns=4)  # a difference of one in a hundred
+        say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}; {report.effort(kind)}")
         return kind
 
-    def measure_target(self, share, target, found):
+    def measure_target(self, share, target, found, until):
         compiled = [k for k in self.kinds if k.family == "compile"]
         fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target and not self.wrong(k)), key=lambda k: k.probe)
         plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
@@ -377,15 +390,16 @@ class Trial:
         for i, kind in enumerate(ours):
             # A device has one runtime at a time: later kinds of ours run beside the best rivals alone.
             best = report.best(rivals)[:1] if kind.compiled else report.best(rivals)
-            beside = [self.eager, *rivals] if i == 0 else best
+            beside = rivals or [self.eager] if i == 0 else best
             kind.target, kind.tag = target, f"{share:g} %"
-            report.note(cell, kind, rivals, self.measure_ours(kind, beside))
+            left = time.perf_counter()
+            report.note(cell, kind, rivals, self.measure_ours(kind, beside, left + (until - left) / (len(ours) - i)))
             self.kinds.append(kind)
         if ours:
             self.cells.append(report.decide(cell))
-            say(report.cell_line(cell))
+            say(report.cell_line(cell) + "".join(f"\n    {report.effort(kind)}" for kind in ours))
         else:
-            self.turns([self.eager, *rivals])
+            self.turns([self.eager, *rivals], until)
 
 
 def measure(name, make, models):
@@ -404,6 +418,7 @@ def measure(name, make, models):
     try:
         result = trial.run()
     finally:
+        Shared.end_all()  # others may need more host memory for gradients
         gc.enable()
         gc.unfreeze()
     result["seconds"] = round(time.perf_counter() - begin, 1)

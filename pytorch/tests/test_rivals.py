@@ -150,6 +150,43 @@ class Turns(unittest.TestCase):
         self.assertEqual("[['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b'], ['c', 'b', 'a'], ['a', 'c', 'b'], ['b', 'a', 'c']] False", done.stdout.strip(), done.stderr)
 
 
+    def test_as_many_as_there_is_time_for(self):
+        """Short steps that vary have more turns, steady ones and those that come late fewer, and all have some."""
+        code = """
+import sys
+sys.argv = ['x', '--small', '--kinds', 'checkpoint']
+import torch_rivals as t
+
+class Kind:
+    error, peak, compare = None, 0, None
+    def __init__(self, ours, seconds, varies):
+        self.ours, self.seconds, self.varies, self.times, self.n = ours, seconds, varies, [], 0
+    def step(self):
+        self.n += 1
+        clock[0] += self.seconds
+        return self.seconds * (1 + self.varies * (self.n % 2))
+    def tried(self, what):
+        return what()
+    def leave(self):
+        pass
+    rest = leave
+    def median(self):
+        return 1.0
+
+clock = [0.0]
+t.time.perf_counter = lambda: clock[0]
+for seconds, varies, until, times in ((0.01, 0.1, 1e9, 1), (0.2, 0.1, 1e9, 1), (1, 0.1, 1e9, 1), (1, 0, 1e9, 1), (1, 0.1, 0, 1), (1, 0, 1e9, 4), (1, 0.1, 1e9, 4), (1, 0.1, 0, 4)):
+    trial = t.Trial.__new__(t.Trial)
+    ours, other = Kind(True, seconds, varies), Kind(False, seconds, 0)
+    trial.eager, trial.repeats, trial.compare = other, {'eager': False}, lambda kind: None
+    trial.turns([other, ours], clock[0] + until, times)
+    print(len(ours.times), end=' ')
+"""
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(BENCH), *([] if os.environ.get("STOWAGE_INSTALLED") else [str(PLUGIN)])]))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        self.assertEqual("16 7 4 3 3 6 16 3", done.stdout.strip(), done.stderr)
+
+
 class Overview(unittest.TestCase):
     ROW = {"kind": "stowage, 50 %", "error": None, "ratio": 1.2, "kept": True, "gradients": "equal"}
 
@@ -196,6 +233,13 @@ class Whole(unittest.TestCase):
             first, last = m["cells"]
             self.assertGreater(first["all"]["ratio"], 0)
             self.assertIsNone(last["all"]["stowage"])
+
+    def test_no_time(self):
+        done = self.run_it("--small", "--model", "gpt", "--kinds", "checkpoint", "stowage", "--shares", "60", "40", "--seconds", "0.1")
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        self.assertIn("gpt: 60 % not measured; 40 % not measured", done.stdout)
+        done = self.run_it("--layers", "2", "--model", "conv")
+        self.assertIn("error: --layers takes a number above 0", done.stderr)
 
     def test_seconds_that_are_no_number(self):
         done = self.run_it("--seconds", "nan")
