@@ -20,6 +20,11 @@ GPU = torch.device("cuda", 1)
 CPU = torch.device("cpu")
 
 
+def setUpModule():
+    if DEVICE != "cpu":
+        raise unittest.SkipTest("it is all played on the CPU")
+
+
 class Played:
     """Plays torch.cuda for a while, and notes what it is asked."""
 
@@ -64,7 +69,6 @@ class Played:
         return log
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the GPU is played")
 class Reruns(unittest.TestCase):
     def runtime(self, model, device=CPU, overflows=True):
         log = []
@@ -201,7 +205,6 @@ class Reruns(unittest.TestCase):
                 self.assertEqual(min(fails + 1, _rerun.TRIES), gpu.said().count(("replay",)))
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the GPU is played")
 class Devices(unittest.TestCase):
     def test_clocks(self):
         with Played() as gpu:
@@ -573,6 +576,139 @@ class SecondPasses(unittest.TestCase):
     def test_sentences_of_hooks(self):
         for e, want in ((RuntimeError("Error: a sentence\n\nAt:\n  file.py"), "a sentence"), (RuntimeError("Error: a sentence"), ""), (RuntimeError("a sentence\n\nAt:\n"), ""), (Error("Error: a\n\nAt:\n"), "")):
             self.assertEqual(want, _again.raised(e))
+
+
+class CheapParts(unittest.TestCase):
+    """Norms and activations whose results are dropped, in a program of any of them."""
+
+    def program(self, r, call):
+        """Returns a loss, from modules that are called by call(module, x)."""
+        h, kept = r.x, []
+        for i in range(r.length):
+            h = r.matrices[i](h)
+            for m in r.modules[i]:
+                h = call(m, h)
+            if r.gated[i]:
+                h = nn.functional.silu(h) * r.matrices[-1](h)
+            if r.dropped[i]:
+                h = torch.native_dropout(h, 0.3, True)[0]
+            kept.append(h)
+        return (r.matrices[0](h) + kept[0]).square().sum()
+
+    def new(self, seed):
+        draw = random.Random(seed)
+        r = types.SimpleNamespace(length=draw.randrange(1, 4))
+        r.matrices = [nn.Linear(8, 8) for _ in range(r.length + 1)]
+        make = [lambda: nn.LayerNorm(8), nn.GELU, nn.ReLU, lambda: nn.ReLU(inplace=True), nn.Sigmoid, nn.Tanh, nn.SiLU, lambda: nn.BatchNorm1d(8), nn.Softplus, lambda: nn.ELU(inplace=False)]
+        r.modules = [[draw.choice(make)() for _ in range(draw.randrange(4))] for _ in range(r.length)]
+        r.gated, r.dropped = ([draw.random() < p for _ in range(r.length)] for p in (0.3, 0.3))
+        r.x = leaf(6, 8)
+        r.weights = [r.x, *(p for m in r.matrices for p in m.parameters()), *(p for of in r.modules for m in of for p in m.parameters())]
+        return r, draw
+
+    def test_as_without_them(self):
+        smaller = 0
+        for seed in range(80):
+            torch.manual_seed(seed)
+            r, draw = self.new(seed)
+            states = [copy.deepcopy(m.state_dict()) for of in r.modules for m in of]
+
+            def run(call, pack, unpack):
+                for m, state in zip([m for of in r.modules for m in of], states):
+                    m.load_state_dict(state)
+                torch.manual_seed(seed)
+                with _again.hooks(pack, unpack):
+                    return self.program(r, call)
+
+            held, inplace = [], [getattr(m, "inplace", None) for of in r.modules for m in of]
+
+            class Holder:
+                def __init__(self):
+                    self.now = set()
+
+                def pack(self, t):
+                    k = _again.IN_PLACE.pack(t)
+                    if not (t.is_leaf and t.requires_grad):
+                        self.now.add(_again.storage_of(t)._cdata)
+                        held.append(k.tensor)  # so that no number is used twice
+                    return k
+
+                unpack = staticmethod(_again.IN_PLACE.unpack)
+
+            plain, dropping = Holder(), Holder()
+            want = torch.autograd.grad(run(lambda m, x: m(x), plain.pack, plain.unpack), r.weights, allow_unused=True)
+            means = [b.clone() for of in r.modules for m in of for b in m.buffers()]
+            timed, smalls = [], []
+            refused = {type(m).__name__ for of in r.modules for m in of if draw.random() < 0.15}
+            lean = _again.Lean(dropping, draw.choice([1, 33, 193]), refused, (lambda kind, make: timed.append(kind) or make()) if draw.random() < 0.5 else None)
+
+            def call(m, x):
+                y = lean.call(m, m.forward, x)
+                small = lean.made.get(y.grad_fn)
+                if small is not None:
+                    smalls.append(small)
+                return y
+
+            loss = run(call, lean.pack, lean.unpack)
+            lean.made.clear()
+            for m in [m for of in r.modules for m in of]:
+                m.eval()  # a second pass trains all the same
+            got = torch.autograd.grad(loss, r.weights, allow_unused=True)
+            for m in [m for of in r.modules for m in of]:
+                self.assertFalse(m.training)
+                m.train()
+            for a, b in zip(want, got, strict=True):
+                self.assertTrue(a is b is None or same(a, b), seed)
+            for a, b in zip(means, [b for of in r.modules for m in of for b in m.buffers()], strict=True):
+                self.assertTrue(same(a, b), seed)
+            self.assertEqual([(None, {})] * len(smalls), [(s.x, s.values) for s in smalls])
+            self.assertFalse(set(timed) & refused)
+            self.assertLessEqual(len(dropping.now), len(plain.now) + len(smalls))
+            smaller += len(dropping.now) < len(plain.now)
+            self.assertEqual(0, _again.state.again)
+            self.assertEqual(inplace, [getattr(m, "inplace", None) for of in r.modules for m in of])
+        self.assertGreater(smaller, 40)
+
+    def test_one_call(self):
+        """What it drops is what its pass saves, but for its input and what is small; it is made when it is asked for, and
+        forgotten with its last use."""
+        x, norm = leaf(6, 8) * 2, nn.LayerNorm(8)
+        runs = []
+
+        def forward(x):
+            runs.append(x.requires_grad)
+            return norm(x)
+
+        saves = len(_again.collect(norm, norm, (x,), {}, -1)[0])
+        lean = _again.Lean(_again.IN_PLACE, 100)
+        y = lean.call(norm, forward, x)
+        small = lean.made[y.grad_fn]
+        self.assertEqual(("LayerNorm", [], saves, None), (small.kind, small.dropped, small.last, small.x))
+        recipe = lean.pack(y)
+        self.assertEqual((1, "LayerNorm"), (small.uses, recipe.kind))
+        again = lean.pack(y[1:])
+        self.assertEqual((2, [True]), (small.uses, runs))
+        self.assertTrue(same(y, lean.unpack(recipe)))
+        self.assertEqual((1, [True, False]), (small.uses, runs))  # without a graph
+        self.assertIsNotNone(small.y)
+        self.assertTrue(same(y[1:], lean.unpack(again)))
+        self.assertEqual((None, 2), (small.y, len(runs)))
+        tanh = nn.Tanh()
+        z = lean.call(tanh, tanh.forward, x)
+        small = lean.made[z.grad_fn]
+        self.assertEqual(([0], 1), (small.dropped, small.last))
+        z.sum().backward()
+        self.assertEqual(({}, None), (small.values, small.y))
+
+    def test_writes_to_its_input(self):
+        """A module that did not when its block was recorded."""
+        lean, x = _again.Lean(_again.IN_PLACE, 1), leaf(3) * 2
+        with self.assertRaisesRegex(Error, "^Tanh writes to its input and did not when its block was recorded"):
+            lean.call(nn.Tanh(), lambda x: x.mul_(2).tanh(), x)
+        relu = nn.ReLU(inplace=True)
+        x = leaf(3) * 2
+        self.assertIs(x, lean.call(relu, relu.forward, x))  # its input cannot be made again: it runs as it is
+        self.assertEqual({}, lean.made)
 
 
 class Bits(unittest.TestCase):

@@ -23,6 +23,11 @@ from zoo import leaf
 CPU = torch.device("cpu")
 
 
+def setUpModule():
+    if DEVICE != "cpu":
+        raise unittest.SkipTest("it is all played on the CPU")
+
+
 class Calls:
     """A library that notes its calls. A case may set what the next ones return: memory of which storages."""
 
@@ -105,7 +110,6 @@ class Graphed(torch.autograd.Function):
         return x.clone()
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
 class Told(unittest.TestCase):
     def test_a_step(self):
         """Groups are told of when they end, loaded once when they are needed, and released by the next call after
@@ -579,7 +583,6 @@ class Told(unittest.TestCase):
             self.assertEqual((9, 18), (len(step.saves), step.most_saves))
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
 class Counted(unittest.TestCase):
     """Bytes that the library only counts."""
 
@@ -674,7 +677,6 @@ class Counted(unittest.TestCase):
         self.assertEqual([("release", 1), ("release", 2), ("release", 3)], calls.taken())
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
 class OfRows(unittest.TestCase):
     def rows(self, step, x, count, name="rows", alone=True):
         step.rows[x.data_ptr()] = Rows(count, x[0].numel() * 4, name, alone, Weak(storage_of(x)))
@@ -823,7 +825,6 @@ class OfRows(unittest.TestCase):
         self.assertFalse(any_alive(held))
 
 
-@unittest.skipUnless(DEVICE == "cpu", "the library reads nothing here, and steps are on the CPU")
 class Blocks(unittest.TestCase):
     """What a step that follows a plan tells the library of a block."""
 

@@ -6,6 +6,7 @@ testdata, and another one is a failure. If a change of them is meant, write the 
     STOWAGE_UPDATE=1 python3 -m unittest pytorch/tests/test_tables.py
 """
 
+import json
 import os
 import pathlib
 import random
@@ -14,7 +15,8 @@ import unittest
 import warnings
 from unittest import mock
 
-from common import torch
+from blocks import Layer, stack
+from common import DEVICE, stowage, torch
 from stowage import _planned
 from stowage._budget import Budget, largest, least_for, limit_for
 from stowage._errors import BudgetError, Error, TooSmall
@@ -24,9 +26,15 @@ from stowage._measured import Choice
 from stowage._plan import Plan
 from stowage._planned import Planner
 from stowage._ranks import Facts, Failure, Ranks
+from torch import nn
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "testdata"
 SIZE = 1 << 20
+
+
+def setUpModule():
+    if DEVICE != "cpu":
+        raise unittest.SkipTest("it is all played on the CPU")
 
 
 class Table(unittest.TestCase):
@@ -517,6 +525,74 @@ class Limits(Table):
             least = least_for(base, needs, saved)
             self.assertTrue(fits(least))
             self.assertLessEqual(least - min(n for n in range(least + 1) if fits(n)), 2)
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for b in self.blocks:
+            x = x + b(x)
+        return x.mean((2, 3))
+
+
+class Attentive(nn.Module):
+    """A block with an attention that is fused on a GPU, a gate, and norms."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out, self.up, self.gate, self.down = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, 64), nn.Linear(width, 64), nn.Linear(64, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        b, s, w = x.shape
+        q, k, v = self.qkv(self.before(x)).view(b, s, 3, 4, w // 4).permute(2, 0, 3, 1, 4)
+        p = (q @ k.transpose(-1, -2) / 8).softmax(-1) @ v
+        x = x + self.drop(self.out(p.transpose(1, 2).reshape(b, s, w)))
+        y = self.after(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks, self.head = nn.Embedding(50, 32), nn.ModuleList(Attentive() for _ in range(4)), nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for b in self.blocks:
+            x = b(x)
+        return {"loss": nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())}
+
+
+@unittest.skipUnless(torch.__version__.startswith("1.13"), "other versions of PyTorch save other tensors")
+class Forecasts(Table):
+    """Steps on the meta device: what they hold, and the plans that are made of them. Their clock is that of the forecast."""
+
+    CASES = {
+        "dense": (lambda: stack(Layer, 3), lambda: torch.zeros(4096, 64, 8), {}),
+        "convolutions": (Convolutions, lambda: torch.zeros(256, 3, 64, 64), {"optimizer": "sgd"}),
+        "language": (Language, lambda: torch.zeros(64, 256, dtype=torch.long), {}),
+        "under autocast": (Language, lambda: {"tokens": torch.zeros(64, 256, dtype=torch.long)}, {"autocast": torch.bfloat16, "optimizer": None, "keep": ["blocks.1"]}),
+    }
+
+    def test_as_they_were(self):
+        lines = []
+        for name, (make, example, more) in self.CASES.items():
+            torch.manual_seed(1)
+            model = make()
+            whole = stowage.plan(model, example(), gpu="h100", **more)
+            lines += [name, str(whole)]
+            for part in (0.6, 0.3) if name in ("dense", "language") else (0.4,):
+                f = stowage.plan(model, example(), gpu="h100", budget=int(whole.peak - whole.held["saved"] * (1 - part)), **more)
+                lines += [f"{name} in {part}", *(f"  {key}: {json.dumps(x)}" for key, x in f.to_dict().items())]
+        self.compare("forecasts", "\n".join(lines).splitlines())
 
 
 class Failures(unittest.TestCase):
