@@ -601,6 +601,10 @@ class CheapParts(unittest.TestCase):
         r.matrices = [nn.Linear(8, 8) for _ in range(r.length + 1)]
         make = [lambda: nn.LayerNorm(8), nn.GELU, nn.ReLU, lambda: nn.ReLU(inplace=True), nn.Sigmoid, nn.Tanh, nn.SiLU, lambda: nn.BatchNorm1d(8), nn.Softplus, lambda: nn.ELU(inplace=False)]
         r.modules = [[draw.choice(make)() for _ in range(draw.randrange(4))] for _ in range(r.length)]
+        for of in r.modules:
+            for before, m in zip(of, of[1:]):
+                if isinstance(m, nn.ReLU) and not isinstance(before, (nn.LayerNorm, nn.BatchNorm1d)):
+                    m.inplace = False  # autograd saved what it would overwrite
         r.gated, r.dropped = ([draw.random() < p for _ in range(r.length)] for p in (0.3, 0.3))
         r.x = leaf(6, 8)
         r.weights = [r.x, *(p for m in r.matrices for p in m.parameters()), *(p for of in r.modules for m in of for p in m.parameters())]
