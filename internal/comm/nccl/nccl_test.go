@@ -552,37 +552,32 @@ func TestGraphsThatDisagree(t *testing.T) {
 func TestOpenOnABadDevice(t *testing.T) {
 	for _, class := range []check.Class{check.Makes, check.Allocs, check.Launches} {
 		for n, done := 0, false; !done; n++ {
-			libs := nccltest.Libraries(2, 0)
-			devs := make([]device.Device, 2)
-			for r := range devs {
-				d, err := openCPU(r)
-				if err != nil {
-					t.Fatal(err)
+			good, bad := check.New(check.Options{}), check.New(check.Options{Faults: []check.Fault{{Class: class, N: n, Do: check.Fail}}})
+			work := func(devs ...device.Device) error {
+				cs, err := open(t, devs, nccltest.Libraries(2, 0))
+				if done = err == nil; !done {
+					if cs[0] != nil || cs[1] != nil || len(strings.Split(err.Error(), "because of a check.Fault")) < 3 && class != check.Allocs {
+						t.Errorf("%v %d: %v", class, n, err)
+					}
+					return nil
 				}
-				o := check.Options{Report: func(err error) { t.Error(err) }}
-				if r == 1 {
-					o.Faults = []check.Fault{{Class: class, N: n, Do: check.Fail}}
-				}
-				devs[r] = check.New(o).Wrap(d)
-			}
-			cs, err := open(t, devs, libs)
-			if done = err == nil; done {
+				errs := make([]error, len(cs))
 				var ranks sync.WaitGroup
-				for _, c := range cs {
-					ranks.Go(func() {
-						if err := c.Close(); err != nil {
-							t.Error(err)
-						}
-					})
+				for r, c := range cs {
+					ranks.Go(func() { errs[r] = c.Close() })
 				}
 				ranks.Wait()
-			} else if cs[0] != nil || cs[1] != nil || len(strings.Split(err.Error(), "because of a check.Fault")) < 3 && class != check.Allocs {
-				t.Errorf("%v %d: %v", class, n, err)
+				return errors.Join(errs...)
 			}
-			for r, d := range devs {
-				if err := d.Close(); err != nil && strings.Contains(err.Error(), "left open") {
-					t.Errorf("%v %d, rank %d: %v", class, n, r, err)
+			err := check.On(func() (device.Device, error) { return openCPU(0) }, func(first device.Device) error {
+				err := check.On(func() (device.Device, error) { return openCPU(1) }, func(second device.Device) error { return work(first, second) })(bad)
+				if err != nil && (done || strings.Contains(err.Error(), "left open") || class != check.Launches) {
+					return err
 				}
+				return nil
+			})(good)
+			if err != nil {
+				t.Errorf("%v %d: %v", class, n, err)
 			}
 			if least := map[check.Class]int{check.Makes: 4, check.Allocs: 1, check.Launches: 1}[class]; done && n < least {
 				t.Errorf("a world is opened with %d of %v", n, class)

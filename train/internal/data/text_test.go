@@ -82,6 +82,21 @@ func TestOpenFolder(t *testing.T) {
 	}
 }
 
+// A file is read where it is, also if all links to it come before it and it is the last.
+func TestLinksBeforeTheirFile(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "m"), "em ")
+	put(t, filepath.Join(dir, "z"), "zed ")
+	for _, link := range []string{"a", "b", "n"} {
+		if err := os.Symlink("z", filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := Open(dir); err != nil || string(text.bytes) != "em zed " {
+		t.Errorf("%q, %v", text.bytes, err)
+	}
+}
+
 func TestOpenRefused(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "empty", ".hidden"), "hidden")

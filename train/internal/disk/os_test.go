@@ -158,7 +158,8 @@ func TestNotALock(t *testing.T) {
 		}
 		before, _ := os.Lstat(lock)
 		l, err := Claim(OS{}, run)
-		if err == nil || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
+		var strange *NotALockError
+		if !errors.As(err, &strange) || err.Error() != strange.Error() || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, %v", what, l, err)
 		}
 		after, statErr := os.Lstat(lock)
@@ -514,5 +515,54 @@ func TestAbandonAfterTheFolderVanished(t *testing.T) {
 	}
 	if left, err := os.ReadDir(top); err != nil || len(left) != 0 {
 		t.Errorf("it left %v, %v", left, err)
+	}
+}
+
+// What is not there is no error of Exists, and all else is one of Exists, Open, List and SyncDir.
+func TestNamesThatLeadNowhere(t *testing.T) {
+	dir := t.TempDir()
+	file, d := filepath.Join(dir, "file"), OS{}
+	if err := os.WriteFile(file, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{dir: true, file: true, filepath.Join(dir, "none"): false, filepath.Join(dir, "none", "x"): false} {
+		if there, err := d.Exists(name); there != want || err != nil {
+			t.Errorf("%s is there: %v, %v", name, there, err)
+		}
+	}
+	long := filepath.Join(dir, strings.Repeat("x", 300))
+	for _, name := range []string{filepath.Join(file, "x"), long} { // through a file; too long
+		if there, err := d.Exists(name); there || err == nil {
+			t.Errorf("%s is there: %v, %v", name, there, err)
+		}
+	}
+	for _, name := range []string{filepath.Join(dir, "none"), long} {
+		if f, err := d.Open(name); err == nil || f != nil {
+			t.Errorf("%s is opened: %v, %v", name, f, err)
+		}
+	}
+	for _, name := range []string{filepath.Join(dir, "none"), file} {
+		if names, err := d.List(name); err == nil || names != nil {
+			t.Errorf("%s has %v, %v", name, names, err)
+		}
+		if err := d.SyncDir(name); err == nil {
+			t.Errorf("%s is synced as a folder", name)
+		}
+	}
+	if f, err := d.Open(dir); err == nil || f != nil || !strings.Contains(err.Error(), "no regular file") {
+		t.Errorf("a folder is opened: %v, %v", f, err)
+	}
+	f, err := d.Open(file)
+	if err != nil || f.Size() != 4 {
+		t.Fatalf("%v, %v", f, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"/", filepath.Join(dir, "a", "b")} {
+		made, err := MakeAll(d, name)
+		if want := strings.Count(strings.TrimPrefix(name, dir), "/"); err != nil || name != "/" && len(made) != want || name == "/" && len(made) != 0 {
+			t.Errorf("%s: made %v, %v", name, made, err)
+		}
 	}
 }
