@@ -116,3 +116,31 @@ func TestLaws(t *testing.T) {
 		}
 	}
 }
+
+// A storage is copied to a place that it has in the other tier. A step begins with nothing, and
+// its peaks are its own.
+func TestLawsOfCopies(t *testing.T) {
+	for _, x := range []struct {
+		kind trace.Kind
+		tier memory.Kind // where the storage has a place
+		ok   bool
+	}{{trace.Offload, memory.Host, true}, {trace.Offload, memory.Device, false}, {trace.Reload, memory.Device, true}, {trace.Reload, memory.Host, false}} {
+		var inUse [2]int64
+		inUse[x.tier] = 8
+		list := []trace.Event{
+			{Kind: trace.Begin},
+			{Kind: trace.Alloc, Storage: 1, Tier: x.tier, Bytes: 8, InUse: inUse},
+			{Kind: x.kind, Storage: 1, Bytes: 8, InUse: inUse},
+		}
+		if err := (&trace.Trace{Events: list}).Check(); (err == nil) != x.ok {
+			t.Errorf("%v with a place in %v: %v", x.kind, x.tier, err)
+		}
+	}
+	left := []trace.Event{ // what the first step leaves is not in use in the second
+		{Kind: trace.Begin}, {Kind: trace.Alloc, Storage: 1, Bytes: 8, InUse: [2]int64{8}}, {Kind: trace.End, Bytes: 8},
+		{Kind: trace.Begin}, {Kind: trace.Alloc, Storage: 1, Bytes: 5, InUse: [2]int64{5}}, {Kind: trace.End, Bytes: 5},
+	}
+	if err := (&trace.Trace{Events: left}).Check(); err != nil {
+		t.Error(err)
+	}
+}

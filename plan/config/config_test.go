@@ -267,6 +267,14 @@ func TestRefused(t *testing.T) {
 		{Input{Model: "mixtral-8x7b", Hardware: "h101"}, "Hardware h101: no built-in hardware is named \"h101\"; choose from a100"},
 		{Input{Model: "mixtral-8x7b", Hardware: "none.json"}, "Hardware none.json: the file cannot be read"},
 		{Input{Model: "mixtral-8x7b", GPUs: -1}, "GPUs is negative"},
+		{Input{Model: "mixtral-8x7b", Budget: -1}, "Budget is negative"},
+		{Input{Model: "mixtral-8x7b", Vocab: 5}, "Vocab 5 is for files that leave the vocabulary to a tokenizer, but mixtral-8x7b has 32000; remove it"},
+		{Input{Model: write(t, "picture.json", "a\x00b")}, "picture.json: expected text in UTF-8, got binary data"},
+		{Input{Model: "mixtral-8x7b", Hardware: write(t, "gpu.json", `{"name": "mine"}`)}, "gpu.json: "},
+		{Input{Model: "mixtral-8x7b", Launch: "no/such/file.json"}, "Launch no/such/file.json: the file cannot be read"},
+		{Input{Model: "mixtral-8x7b", Launch: write(t, "launch.json", "a\x00b")}, "launch.json: expected text in UTF-8"},
+		{Input{Model: "mixtral-8x7b", Launch: write(t, "wrong.json", `{"zero_optimization": {"stage": 7}}`)}, "wrong.json: "},
+		{Input{Model: "mixtral-8x7b", Launch: write(t, "own.sh", script)}, "own.sh is no launch file that can be read beside a model"},
 		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--ep 3")}, "8 GPUs do not divide by"},
 		{Input{Model: "mixtral-8x7b", GPUs: 9, Settings: words("--ep 3")}, "--num-experts 8 does not divide by --expert-model-parallel-size 3; the nearest that does is 2"},
 		{Input{Model: "mixtral-8x7b", GPUs: 6, Settings: words("--tp 6")}, "--num-attention-heads 32 does not divide by --tensor-model-parallel-size 6; the nearest that does is 4"},
@@ -338,6 +346,26 @@ func TestArgsAreFlags(t *testing.T) {
 	}
 	if args["hidden-size"] == nil {
 		t.Errorf("arguments are %v", args)
+	}
+}
+
+// Microbatches that a launch file accumulates make the batch, unless a setting gives it.
+// Variables have no effect on models that have none, and each is named.
+func TestBatchOfALaunchFile(t *testing.T) {
+	file := write(t, "accumulates.json", `{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 5, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}`)
+	for words, want := range map[string]int{"": 2 * 8 * 5, "--gbs 32": 32} {
+		in := Input{Model: "mixtral-8x7b", GPUs: 8, Launch: file, Env: map[string]string{"B": "1", "A": "2"}, Settings: map[string][]string{}}
+		if name, value, set := strings.Cut(strings.TrimPrefix(words, "--"), " "); set {
+			in.Settings[name] = []string{value}
+		}
+		s, notes, err := Resolve(in)
+		if err != nil || s.Batch.Global != want || s.Batch.Micro != 2 {
+			t.Errorf("%q: %+v, %v", words, s, err)
+			continue
+		}
+		if len(notes) < 2 || !strings.HasPrefix(notes[0], "the variable A changes nothing") || !strings.HasPrefix(notes[1], "the variable B changes nothing") {
+			t.Errorf("%q", notes)
+		}
 	}
 }
 
