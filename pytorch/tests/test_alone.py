@@ -9,10 +9,12 @@ import types
 import unittest
 from unittest import mock
 
+from blocks import Block, Compared, choices, one_pass, planned, stack, train
 from common import DEVICE, same, stowage, torch
 from stowage import _again, _bits, _compiled, _explain, _library, _memory, _rerun, _runtime, _smaller, _surroundings, _units
 from stowage._clock import FILL, Clock, Stopwatch
 from stowage._errors import Error, Overflow, TooSmall
+from stowage._planned import RECORDED
 from torch import nn
 from zoo import leaf
 
@@ -713,6 +715,69 @@ class CheapParts(unittest.TestCase):
         x = leaf(3) * 2
         self.assertIs(x, lean.call(relu, relu.forward, x))  # its input cannot be made again: it runs as it is
         self.assertEqual({}, lean.made)
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x * torch.rand_like(x)
+
+
+class Writing(nn.Module):
+    def forward(self, x):
+        return x.mul_(2).tanh()
+
+
+class Viewing(nn.Module):
+    def forward(self, x):
+        return x.view_as(x)
+
+
+class Fickle(nn.Module):
+    """Its second passes are other functions."""
+
+    how = "other"
+
+    def forward(self, x):
+        if not _again.state.again:
+            return x.tanh()
+        if self.how == "fails":
+            raise ArithmeticError("again")
+        return (x + 1).tanh() if self.how == "other" else x.tanh().tanh()
+
+
+class Refused(Compared):
+    """Blocks and parts that cannot be made again: recorded steps find out, and nothing changes."""
+
+    def run_all(self, act):
+        """Trains with blocks of an activation. Yields the runtime of every plan."""
+        want = train(stack(functools.partial(Block, act=act), 2), one_pass, RECORDED + 2)
+        for name in ("lean", "whole"):
+            model = stack(functools.partial(Block, act=act), 2)
+            with planned(model, name) as rt:
+                self.compare(want, train(model, one_pass, RECORDED + 2, rt))
+                yield name, rt, [u for u in rt._planner.units.list if u.parent is None], model
+
+    def test_parts_that_only_look_cheap(self):
+        for act in (Noisy, Writing, Viewing):
+            for name, rt, units, model in self.run_all(act):
+                self.assertEqual([{b.act} for b in model.blocks], [u.not_cheap for u in units])
+                self.assertEqual([(True, True)] * 2, [(u.whole, u.lean) for u in units])  # the rest of a block is as good
+                self.assertEqual({"recompute cheap parts" if name == "lean" else "recompute"}, set(choices(rt).values()))
+
+    def test_other_functions(self):
+        for how, lean, whole in (
+            ("other", "it makes other bits", r"its second forward pass makes other values \(2 of \d+ tensors, the first is torch.float32 \[3, 4, 16\]\)"),
+            ("fails", "ArithmeticError: again", r"its second forward pass failed \(ArithmeticError: again\)"),
+            ("more", "it makes other bits|Fickle saved 1 tensors and other ones", r"its second forward pass saves (\d+) tensors and the first saved \d+"),
+        ):
+            with mock.patch.object(Fickle, "how", how):
+                for name, rt, units, model in self.run_all(Fickle):
+                    self.assertEqual([False] * 2, [u.whole for u in units])
+                    for u in units:
+                        self.assertRegex(u.why, whole)
+                    if how != "fails":  # where the whole check of a block ends
+                        self.assertRegex(rt._planner._refused["Fickle"], lean)
+                        self.assertEqual(["Fickle"], list(rt._planner._refused))
 
 
 class Bits(unittest.TestCase):
