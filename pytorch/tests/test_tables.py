@@ -17,12 +17,16 @@ from unittest import mock
 
 from blocks import Layer, stack
 from common import DEVICE, stowage, torch
-from stowage import _planned
+from stowage import _planned, _report
 from stowage._budget import Budget, largest, least_for, limit_for
 from stowage._errors import BudgetError, Error, TooSmall
+from stowage._explain import Ledger
+from stowage._explanation import Saved
+from stowage._forecast import Forecast, Planned
+from stowage._held import Held
 from stowage._key import BEHIND, Key
 from stowage._library import Usage
-from stowage._measured import Choice
+from stowage._measured import CAST, Choice, Part
 from stowage._plan import Plan
 from stowage._planned import Planner
 from stowage._ranks import Facts, Failure, Ranks
@@ -593,6 +597,103 @@ class Forecasts(Table):
                 f = stowage.plan(model, example(), gpu="h100", budget=int(whole.peak - whole.held["saved"] * (1 - part)), **more)
                 lines += [f"{name} in {part}", *(f"  {key}: {json.dumps(x)}" for key, x in f.to_dict().items())]
         self.compare("forecasts", "\n".join(lines).splitlines())
+
+
+class Thing:
+    """Anything with attributes, in dictionaries."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Moments(Table):
+    """What plans hold, of random profiles."""
+
+    def played(self, seed):
+        draw = random.Random(seed)
+        bytes = lambda: draw.randrange(1000)
+        units = [Thing(name=n, kind=k, compiled=False) for n, k in (("a", int), ("b", int), ("c", str), ("part", float))]
+        calls = [Thing(unit=u, parent=None, number=i) for i, u in enumerate(units[:3] * draw.randrange(1, 3))]
+        inner = Thing(unit=units[3], parent=calls[0], number=9)
+        ops = [("take", 0, 0), ("take", 1, 0)]
+        for c in calls:
+            ops += [("begin", c, 0), *([("save", inner, 0)] if c is calls[0] else []), ("save", c, 0)]
+        ops.append(("give", 1, 0))
+        for c in reversed(calls):
+            ops += [("load", c, 0), *([("load", inner, 0)] if c is calls[0] else []), ("release", c, 0), *([("give", 0, 0)] if c is calls[1] else [])]
+        p = types.SimpleNamespace(ops=ops, needs=[bytes() for _ in range(3 * len(ops))], held_then=[bytes() for _ in ops], bytes=[bytes(), bytes()])
+        p.marks = sorted(draw.randrange(len(p.needs)) for _ in ops)
+        p.again = {c: (bytes() + 300, bytes()) for c in calls if draw.random() < 0.7}
+        p.holding = {c: [(bytes(), bytes()) for _ in range(draw.randrange(4))] for c in p.again if draw.random() < 0.8}
+        p.dropping = {c: bytes() // 4 for c in calls if draw.random() < 0.7}
+        p.held_before = {c: bytes() // 4 for c in calls}
+        part = lambda c: Part(c.unit, c.number, 1000 + bytes(), bytes(), bytes(), bytes() // 3, {"x": 300, CAST: 200}, bytes() // 9, bytes() // 3, light=bytes() // 9, smaller={0.5: bytes() // 2}, extra=bytes() // 9)
+        m = Held.__new__(Held)
+        m._profile, m._fine, m._most, m.parts = p, draw.random() < 0.3, None, {c: part(c) for c in calls if draw.random() < 0.9}
+        first = {u: draw.randrange(4) for u in units}
+        m._again_whole = lambda u: Choice(whole=True, first=first[u])
+        for _ in range(4):
+            choices = {u: c for u in units for c in [draw.choice([None, Choice(lean=True), Choice(whole=True), Choice(lean=True, kept=frozenset([draw.choice(['x', CAST])])), Choice(whole=True, first=2), Choice(lean=True, budget=0.5)])] if c is not None}
+            n, u = m.fullest(choices)
+            moments = [(n, None if u is None else u.name) for n, u in m._moments(choices)]
+            yield f"{seed} {m._fine} {[(u.name, str(c)) for u, c in choices.items()]}: {m.most_held(choices)} {m.most_held(choices, True)} {n} {None if u is None else u.name} {m.most_kept(choices)} {m.most_counted(choices)}"
+            yield f"   {moments} {[tuple(part.cast(c._replace(offload=True))) for part in m.parts.values() for c in choices.values()]}"
+
+    def test_as_they_were(self):
+        self.compare("moments", [line for seed in range(20) for line in self.played(seed)])
+
+
+class Words(Table):
+    """Reports and verdicts about random figures."""
+
+    def test_as_they_were(self):
+        draw, lines = random.Random(4), []
+        size = lambda: draw.choice([0, 1, 700, 5 << 10, 3 << 20, 70 << 30])
+        units = lambda: {c: draw.randrange(1, 4) for c in ("keep", "offload") if draw.random() < 0.7}
+        for i in range(24):
+            stats = {
+                "steps": draw.choice([0, 1, 1, 2, 30]), "overflows": draw.choice([0, 0, 1, 2]), "saved_limit": draw.choice([0, 5000]), "room": draw.choice([0, 9000]),
+                "summary": {"groups": [{"name": name, "groups": draw.randrange(9), "bytes": size(), "moved": size(), "units": units()} for name in ("a", "long name")[: draw.randrange(3)]], "device_peak": size(), "host_peak": size()},
+                "rows": draw.choice([None, [{"name": "rows", "storages": 3, "bytes": size(), "units": units()}]]),
+                "memory": {"kind": [{"current": size()}, {"current": size()}]}, "decision": draw.choice([None, {}, {"notes": ["of the library"]}]),
+            }
+            if draw.random() < 0.6:
+                stats["budget"] = {"size": 1 << 20, "other": size(), "peak": size(), "outside": size()}
+            if draw.random() < 0.5:
+                choices = [{}, {"recompute": ["b.0"], "offload": ["b.1", "b.2", "b.3"]}]
+                stats["plans"] = {key: {"stage": draw.choice(["settled", "recorded", "compare"]), "steps": draw.choice([0, 1, 5]), "saved": size(), "kept": size(), "choices": draw.choice(choices), "recomputed_ns": draw.choice([0, 1_500_000]), "offloaded": size()} for key in ("", "long")}
+            lines += [f"report {i}", *_report.table(stats, draw.choice([(), ["one", "two"]])).splitlines()]
+        for i in range(40):
+            planned = lambda: draw.choice([None, Planned(size(), size(), draw.randrange(10**7), {"recompute": ["b.0"]}, 10**6, size(), size(), size())])
+            f = Forecast("Net", {"weights": size(), "gradients": size(), "optimizer": size(), "saved": size(), "other": size()}, [Saved(f"b.{j}.act", "", size()) for j in range(draw.randrange(4))], max(size(), 1), "the loss", size(), {}, size())
+            f.gpu, f.memory, f.usable, f.step_ns = draw.choice([("", None, None, None), ("h100", 80 << 30, draw.choice([1000, 75 << 30]), 10**7)])
+            f.budget = draw.choice([None, 1 << 30, 5 << 20, 12345]) if f.gpu else None
+            f.plan, f.least, f.notes = planned(), planned(), draw.choice([[], ["a note"]])
+            lines += [f"forecast {i} {f.fits}", *str(f).splitlines()]
+        self.compare("words", lines)
+
+
+class Ledgers(unittest.TestCase):
+    """Bytes by holder, with the blocks of an allocator and without."""
+
+    def test_blocks(self):
+        """What lies in a block takes all of it, once, whoever has it first; other memory is not the allocator's."""
+        flat = torch.zeros(1000)
+        at = flat.data_ptr()
+        part = lambda a, b: types.SimpleNamespace(data_ptr=lambda: at + a, nbytes=lambda: b - a)
+        ledger = Ledger([(at, 512), (at + 512, 1024), (at + 4000, 8)], torch.device("cpu"))
+        take = lambda holder, a, b: ledger.take_storage(holder, part(a, b))
+        self.assertEqual((512, 0, 1024, 0, 0, 8, 0), (take("weights", 0, 100), take("saved", 100, 200), take("saved", 512, 600), take("weights", 1535, 1540), take("saved", 1536, 1600), take("saved", 4007, 4009), take("saved", -1, 1)))
+        self.assertEqual(({"weights": 512, "gradients": 0, "optimizer": 0, "saved": 1032}, 1544, True), (ledger.held, ledger.total(), ledger.counted))
+        self.assertEqual(0, take("saved", 0, 0))
+
+    def test_storages(self):
+        ledger = Ledger(None, torch.device("cpu"))
+        x, y = torch.zeros(10), torch.zeros(4)
+        ledger.exclude(y.data_ptr())
+        self.assertEqual(40, ledger.take("weights", [x, x[2:], None, y, object()]))
+        self.assertEqual((1, 40, False), (ledger.unread, ledger.total(), ledger.counted))
+        self.assertEqual(0, ledger.take("saved", [x, torch.zeros(0)]))
 
 
 class Failures(unittest.TestCase):
