@@ -175,6 +175,9 @@ func TestObserverReference(t *testing.T) {
 	d.watch.serves = time.Microsecond
 	first := d.watch.ref
 	b := alloc(t, d, memory.Host, 64)
+	if o.inUse[memory.Host] != d.Memory().Kind[memory.Host].Current || o.inUse[memory.Host] < 64 {
+		t.Errorf("%v is told to be in use", o.inUse)
+	}
 	from := device.Now()
 	for range 200 {
 		s.Upload(b.All(), make([]byte, 64))
