@@ -9,14 +9,15 @@ It measures products over experts (torch._grouped_mm), dense products, every bac
 SDPA forward and backward, and what is bound by memory: RMS norm, SwiGLU, gathers of rows,
 cross-entropy, AdamW and a copy, each eager and, unless --no-compile, compiled; the
 faster one counts. Take gathers rows, each once; spread writes the row of a token to each of
-its experts. BenchmarkPeersOnGPU of --nn has the same names and shapes. It runs beside the
-script, which asks it for the figures of a shape as soon as it has PyTorch's. Before each figure
-the GPU rests: at its limit of power it lowers its clocks, for whoever comes next. The script prints both with ratios: above 1 Stowage is
-faster. Beside what is bound by memory stand the percentages of two copies' bandwidths: of one
-that moves as many bytes, which takes turns with the runs of Stowage, and of one of 1 GiB. All data is random and
-normal; between two runs 256 MiB are written, so that the L2 cache is cold; a time is the
-median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
-causal mask leaves.
+its experts. BenchmarkPeersOnGPU of --nn has the same names and shapes. It runs
+beside the script and waits for names, so that all ways to do the same work, those of PyTorch and
+Stowage's, take turns launch by launch, in an order that changes: they find the same clocks, which
+depend on power and heat. A row is printed as soon as it is known, and --match chooses rows where time
+is short. Above a ratio of 1 Stowage is faster. Beside what is bound by memory stand the percentages of
+two copies' bandwidths: of one that moves as many bytes, which takes turns with the runs of Stowage, and of
+one of 1 GiB. All data is random and normal; between two runs 256 MiB are written, so that the L2
+cache is cold; a time is the median of 10, between two CUDA events. FLOPs of attention are those of the scores
+that the causal mask leaves.
 
 The first weight gradients of a step ("weight") are stored, by Stowage in fp32 and by PyTorch's
 product in bf16, which writes half as much; "ratio" compares these two. "same" compares with what
@@ -27,6 +28,7 @@ without cuBLASLt.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -34,7 +36,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 
 sys.dont_write_bytecode = True
@@ -62,8 +63,7 @@ if not torch.cuda.is_available():
     sys.exit("torch_kernels: PyTorch finds no CUDA GPU")
 
 warnings.filterwarnings("ignore", module="__main__")  # of backends of SDPA that do not take a shape
-RUNS = 10
-REST = 0.2  # seconds before each figure
+RUNS, WARM = 10, 3
 FLUSH = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 # Products over experts: experts, rows, columns of x and of the result, and the share of an
 # expert. peersbench_test.go has the same.
@@ -83,12 +83,14 @@ GROUPS = {
     "few16": (16, 4096, 2048, 2816, lambda e: 1 + e % 4),
     "few64": (64, 2048, 2048, 1024, lambda e: 1 + e % 3),
 }
-DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024), (8192, 512, 4096), (8192, 1536, 7168), (8192, 256, 4096), (8192, 576, 7168), (4096, 576, 2048), (8192, 768, 3072)]
+DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024), (8192, 512, 4096), (8192, 1536, 7168), (8192, 256, 4096), (8192, 576, 7168), (4096, 576, 2048), (8192, 768, 3072), (8192, 1024, 1024), (8192, 144, 4096)]
 HEADS = {"head128": (16, 16, 128, 128), "gqa128": (32, 8, 128, 128), "head64": (32, 32, 64, 64), "mla": (16, 16, 192, 128)}
+OWN = "Stowage"
 SAME = ", fp32"  # how ways end that give fp32 where others give bf16
-RESULTS = {}  # by name: of each way, its time in microseconds and its rate
-OURS = {}  # by name: the same of Stowage
-CHILD = None  # the Ours that measures it
+WAITING = {}  # by name: its operations, its bytes, and by way what runs it
+TABLE = []
+CHILD = None  # the Ours that measures Stowage
+COPY = []  # the rate of Stowage's copy of 1 GiB, once it is known
 
 
 def say(text):
@@ -99,71 +101,102 @@ def normal(*shape, **more):
     return torch.randn(*shape, device="cuda", dtype=more.pop("dtype", torch.bfloat16), **more)
 
 
-def measure(name, way, run, flops=0, moved=0):
-    """Measures one way to do the work of a name; the fastest counts."""
-    if ARGS.match and not re.search(ARGS.match, name):
-        return
+def measure(name, way, run, flops=0, moved=0, around=contextlib.nullcontext):
+    """Adds a way to do the work of a name to those that turns measures."""
+    if not ARGS.match or re.search(ARGS.match, name):
+        WAITING.setdefault(name, (flops, moved, {}))[2][way] = (run, around)
+
+
+def once(run, around):
+    """Returns the microseconds of one run."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = []
-    torch.cuda.synchronize()
-    time.sleep(REST)
-    try:
-        for _ in range(RUNS + 3):
-            FLUSH.zero_()
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-    except Exception as e:
-        RESULTS.setdefault(name, {})[way] = {"error": f"{type(e).__name__}: {str(e).strip().splitlines()[0]}"}
-        return
-    took = statistics.median(times[3:])
-    unit, rate = ("TFLOP/s", flops / took / 1e6) if flops else ("GB/s", moved / took / 1e3)
-    RESULTS.setdefault(name, {})[way] = {"us": took, "rate": rate, "unit": unit}
+    with around():
+        FLUSH.zero_()
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+    return begin.elapsed_time(end) * 1e3
 
 
 class Ours:
-    """The benchmark of Stowage: it waits for names and measures them."""
+    """The benchmark of Stowage: it waits for names and runs each as often as it is asked."""
 
     def __init__(self):
         only = "|".join(ARGS.only)
-        self.command = [os.path.abspath(ARGS.nn), "-test.run", "^$", "-test.bench", f"^BenchmarkPeersOnGPU$/^({only})$", "-test.benchtime", "1x", "-test.cpu", "1", "-ask"]  # one, so that names have no suffix
+        self.command = [os.path.abspath(ARGS.nn), "-test.run", "^$", "-test.bench", f"^BenchmarkPeersOnGPU$/^({only})$", "-test.benchtime", "1x", "-ask"]
         self.child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT / "internal/kernels/nn")
 
-    def measure(self, name):
-        """Reports whether the benchmark measured a name: it has ended if not."""
+    def once(self, name):
+        """Returns the microseconds of one run, and of a copy if there was one."""
         said = []
-        time.sleep(REST)
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.child.stdin.write(name + "\n")
             self.child.stdin.flush()
-        except BrokenPipeError:
-            pass
         for line in self.child.stdout:
             said.append(line)
-            m = re.match(r"BenchmarkPeersOnGPU/(\S+)\s+\d+\s+(.*)", line)
-            if m and m[1] == name:
-                words = m[2].split()
-                figures = {unit: float(v) for v, unit in zip(words[::2], words[1::2])}
-                unit = "TFLOP/s" if "TFLOP/s" in figures else "GB/s"
-                OURS[name] = {"us": figures["us"], "rate": figures[unit], "unit": unit}
-                if "%copy" in figures:
-                    OURS[name]["copy"] = figures["%copy"]
-                return True
-        say(f"torch_kernels: `{' '.join(self.command)}` ended without {name}:\n{''.join(said)[-3000:]}")
-        return False
+            if line.startswith(f"peer {name} "):
+                return [float(v) for v in line.split()[2:]]
+        sys.exit(f"torch_kernels: `{' '.join(self.command)}` ended without {name}:\n{''.join(said)[-3000:]}")
 
     def end(self):
         self.child.communicate()
 
 
-def ours():
-    """Has Stowage measure what PyTorch did since the last call."""
-    global CHILD
-    for name in RESULTS:
-        if CHILD and name not in OURS and not CHILD.measure(name):
-            CHILD = None
+def turns():
+    """Measures what waits, each name by all its ways in turns, and prints it."""
+    for name, (flops, moved, ways) in WAITING.items():
+        results, runs, copies = {}, {}, []
+        for way, (run, around) in ways.items():
+            try:
+                for _ in range(WARM):
+                    once(run, around)
+                runs[way] = lambda run=run, around=around: once(run, around)
+            except Exception as e:
+                results[way] = {"error": f"{type(e).__name__}: {str(e).strip().splitlines()[0]}"}
+        if CHILD:
+
+            def own():
+                took, *copy = CHILD.once(name)
+                copies.extend(copy)
+                return took
+
+            runs[OWN] = own
+        times = {way: [] for way in runs}
+        for i in range(RUNS + 2 if runs else 0):
+            order = list(runs)[i % len(runs) :] + list(runs)[: i % len(runs)]
+            for way in order[:: 1 - i % 2 * 2]:
+                times[way].append(runs[way]())
+        unit, work = ("TFLOP/s", flops / 1e6) if flops else ("GB/s", moved / 1e3)
+        for way, took in times.items():
+            us = statistics.median(took[2:])
+            results[way] = {"us": us, "rate": work / us, "unit": unit}
+        if copies:
+            results[OWN]["copy"] = 100 * moved / min(moved, 2 << 30) * statistics.median(copies[2:]) / results[OWN]["us"]
+        show(name, unit, results)
+    WAITING.clear()
+
+
+def show(name, unit, results):
+    """Prints a row: the fastest way of PyTorch beside Stowage."""
+    if not TABLE:
+        say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'same':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
+    own = results.pop(OWN, None)
+    ways = {w: r["rate"] for w, r in results.items() if "rate" in r}
+    best, same = (max(of, key=lambda w: ways[w], default=None) for of in ([w for w in ways if not w.endswith(SAME)], [w for w in ways if w.endswith(SAME)]))
+    row = {"name": name, "torch": results, "best": best, "stowage": own}
+    for key, way in (("ratio", best), ("same", same)):
+        if way and own:
+            row[key] = own["rate"] / ways[way]
+    if name == "rows/copy" and own:
+        COPY.append(own["rate"])
+    TABLE.append(row)
+    rate = lambda v: f"{v:9.1f}" if v else " " * 9
+    part = lambda v: f"{v:5.1f} %" if v else " " * 7
+    others = "; " + ", ".join(f"{w} {v:.0f}" for w, v in ways.items() if w != best) if len(ways) > 1 else ""
+    ratio = " ".join(f"{row[r]:6.3f}" if r in row else " " * 6 for r in ("ratio", "same"))
+    copies = part(own and own.get("copy")) + " " + part(COPY and own and "copy" in own and 100 * own["rate"] / COPY[0])
+    say(f"{name:36} {rate(best and ways[best])} {rate(own and own['rate'])}  {unit:8} {ratio} {copies}  {best}{others}")
 
 
 def counts(experts, rows, share):
@@ -187,7 +220,7 @@ def grouped():
         grad = torch.zeros(experts, n, k, device="cuda")
         measure(at + "weight", "grouped_mm, copy_" + SAME, lambda: grad.copy_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
         measure(at + "weight-added", "grouped_mm, add_", lambda: grad.add_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
-        ours()
+        turns()
 
 
 def dense():
@@ -203,11 +236,16 @@ def dense():
         measure(at + "weight", "mm" + SAME, lambda: torch.mm(y.t(), x, out_dtype=torch.float32, out=grad), flops)
         measure(at + "weight-added", "mm, add_", lambda: grad.add_(torch.mm(y.t(), x, out=out[2])), flops)
         measure(at + "weight-added", "addmm", lambda: torch.addmm(grad, y.t(), x, out_dtype=torch.float32, out=grad), flops)
-        ours()
+        turns()
 
 
 def attention():
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    @contextlib.contextmanager
+    def only(backend):
+        with sdpa_kernel(backend), torch.no_grad():
+            yield
 
     for name, (heads, kv, key, value) in HEADS.items():
         for seq in (4096, 8192, 16384):
@@ -215,20 +253,19 @@ def attention():
             make = lambda h, d: normal(batch, seq, h, d).transpose(1, 2)
             q, k, v, do = make(heads, key), make(kv, key), make(kv, value), make(heads, value)
             pairs, at = batch * heads * seq * seq / 2, f"attention/{name}-{seq // 1024}k/"
+            call = lambda *t: F.scaled_dot_product_attention(*t, is_causal=True, enable_gqa=heads != kv)
             for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
-                way = backend.name.split("_")[0].lower()
-                call = lambda *t: F.scaled_dot_product_attention(*t, is_causal=True, enable_gqa=heads != kv)
-                with sdpa_kernel(backend):
-                    with torch.no_grad():
-                        measure(at + "forward", way, lambda: call(q, k, v), flops=2 * pairs * (key + value))
-                    try:
-                        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+                way, around = backend.name.split("_")[0].lower(), lambda backend=backend: only(backend)
+                measure(at + "forward", way, lambda: call(q, k, v), flops=2 * pairs * (key + value), around=around)
+                leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+                try:
+                    with sdpa_kernel(backend):
                         o = call(*leaves)
-                    except RuntimeError:
-                        continue
-                    measure(at + "backward", way, lambda: torch.autograd.grad(o, leaves, do, retain_graph=True), flops=2 * pairs * (3 * key + 2 * value))
-                    del o, leaves
-            ours()
+                except RuntimeError:
+                    continue
+                back = lambda o=o, leaves=leaves: torch.autograd.grad(o, leaves, do, retain_graph=True)
+                measure(at + "backward", way, back, flops=2 * pairs * (3 * key + 2 * value), around=around)
+            turns()
 
 
 def both(name, fn, *args, moved):
@@ -287,6 +324,9 @@ def cross_entropy(logits, targets):
 
 def rows():
     tokens, top, big = 8192, 6, 1 << 27
+    a, b = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    measure("rows/copy", "copy_", lambda: b.copy_(a), moved=2 << 30)
+    turns()
     for cols in (2048, 4096):
         x, y, more, w, wide = normal(tokens, cols), normal(tokens, cols), normal(tokens, cols), normal(cols), normal(tokens, 2 * cols)
         sorted_, unit = normal(tokens * top, cols), tokens * cols * 2
@@ -304,7 +344,7 @@ def rows():
         both(name("take"), take, sorted_, order, moved=sorted_.numel() * 4)
         both(name("spread"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
         both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
-        ours()
+        turns()
     for count, vocab, kind in ((tokens, 32000, torch.bfloat16), (2048, 128256, torch.bfloat16), (tokens, 32000, torch.float32), (2048, 128256, torch.float32)):
         logits, targets = normal(count, vocab, dtype=kind), torch.arange(count, device="cuda") * 7919 % vocab
         name, moved = "rows/cross-entropy-" + "fp32-" * (kind == torch.float32) + str(vocab), logits.numel() * (logits.element_size() + 2)
@@ -315,16 +355,12 @@ def rows():
         if not ARGS.no_compile:
             f = torch.compile(loss, dynamic=False)
             measure(name, "F.cross_entropy, compiled", lambda: torch.autograd.grad(f(leaf, targets), leaf), moved=moved)
-        del leaf, logits
-        ours()
+        turns()
     p = torch.nn.Parameter(normal(big, dtype=torch.float32))
     p.grad = normal(big, dtype=torch.float32)
     optim = torch.optim.AdamW([p], lr=1e-9, fused=True)
     measure("rows/adamw", "fused", optim.step, moved=28 * big)
-    del optim, p
-    a, b = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    measure("rows/copy", "copy_", lambda: b.copy_(a), moved=2 << 30)
-    ours()
+    turns()
 
 
 def main():
@@ -336,31 +372,11 @@ def main():
         torch.cuda.empty_cache()
     if CHILD:
         CHILD.end()
-    table = []
-    most = OURS.get("rows/copy", {}).get("rate")
-    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'same':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
-    for name in RESULTS:
-        ways = {w: r for w, r in RESULTS.get(name, {}).items() if "rate" in r}
-        fastest = lambda of: max(of, key=lambda w: ways[w]["rate"], default=None)
-        best, same = fastest([w for w in ways if not w.endswith(SAME)]), fastest([w for w in ways if w.endswith(SAME)])
-        own = OURS.get(name)
-        row = {"name": name, "torch": RESULTS.get(name, {}), "best": best, "stowage": own}
-        if best and own:
-            row["ratio"] = own["rate"] / ways[best]["rate"]
-        if same and own:
-            row["same"] = own["rate"] / ways[same]["rate"]
-        table.append(row)
-        show = lambda r: f"{r['rate']:9.1f}" if r else " " * 9
-        others = "; " + ", ".join(f"{w} {r['rate']:.0f}" for w, r in ways.items() if w != best) if len(ways) > 1 else ""
-        ratio = " ".join(f"{row[r]:6.3f}" if r in row else " " * 6 for r in ("ratio", "same"))
-        unit = (own or ways.get(best) or {}).get("unit", "")
-        part = lambda v: f"{v:5.1f} %" if v else " " * 7
-        copies = part(own and own.get("copy")) + " " + part(most and own and "copy" in own and 100 * own["rate"] / most)
-        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio} {copies}  {best}{others}")
     if ARGS.json:
-        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_{of}": r[of] for of in ("ratio", "same") for r in table if of in r} | {f"{r['name']}_copy_percent": r["stowage"]["copy"] for r in table if "copy" in (r["stowage"] or {})}
+        own = [r for r in TABLE if r["stowage"]]
+        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in own} | {f"{r['name']}_{of}": r[of] for of in ("ratio", "same") for r in own if of in r} | {f"{r['name']}_copy_percent": r["stowage"]["copy"] for r in own if "copy" in r["stowage"]}
         label = {"bench": "torch_kernels", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name(), "figures": figures}
-        pathlib.Path(ARGS.json).write_text(json.dumps({**label, "torch": torch.__version__, "kernels": table}, indent=2) + "\n")
+        pathlib.Path(ARGS.json).write_text(json.dumps({**label, "torch": torch.__version__, "kernels": TABLE}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
