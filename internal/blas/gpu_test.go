@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,13 +22,17 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// counted counts the launches that the library took.
+// counted counts the launches that the library took. If it is off, the library gets none.
 type counted struct {
 	*Products
 	taken atomic.Int64
+	off   bool
 }
 
 func (c *counted) Launch(k *device.Kernel, args []uint64, stream uintptr) (bool, error) {
+	if c.off {
+		return false, nil
+	}
 	done, err := c.Products.Launch(k, args, stream)
 	if done {
 		c.taken.Add(1)
@@ -263,4 +268,79 @@ func (g *lab) measure(b *testing.B, flops float64, l device.Launch) {
 	}
 	b.ReportMetric(flops/best.Seconds()/1e12, "TFLOP/s")
 	b.ReportMetric(float64(best.Nanoseconds())/1e3, "us/launch")
+}
+
+// The benchmark has our own kernels and the library, as this package runs it, take turns. A
+// figure is the median of runs that find a cold L2 cache.
+func BenchmarkTurns(b *testing.B) {
+	g := newLab(b, true)
+	flush, numbers := g.alloc(b, 256*memory.MiB), smallNumbers(int(memory.MiB))
+	var marks [2]device.Event
+	for i := range marks {
+		var err error
+		if marks[i], err = g.Device.NewEvent(device.Timing); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { marks[i].Close() })
+	}
+	once := func(l device.Launch) time.Duration {
+		g.Stream.Fill(flush.All(), 0)
+		g.Stream.Record(marks[0])
+		g.Stream.Launch(l)
+		g.Stream.Record(marks[1])
+		if err := g.Stream.Sync(); err != nil {
+			b.Fatal(err)
+		}
+		d, err := marks[1].Since(marks[0])
+		if err != nil {
+			b.Fatal(err)
+		}
+		return d
+	}
+	half, full := kernels.BF16, kernels.F32
+	kinds := []struct {
+		name string
+		v    variant
+	}{
+		{"forward", variant{mix: mix{half, half}, transB: true}},
+		{"input", variant{mix: mix{half, half}}},
+		{"weight", variant{mix: mix{half, full}, transA: true}},
+		{"weight-added", variant{mix: mix{half, full}, transA: true, plus: itself}},
+	}
+	for _, s := range [][3]int{ // rows, outputs and inputs of a layer
+		{8192, 4096, 4096}, {4096, 4096, 4096}, {8192, 2048, 2048}, {8192, 7168, 2048}, {8192, 1024, 4096}, {8192, 512, 4096}, {8192, 576, 7168}, {4096, 576, 2048}, {8192, 144, 4096},
+		{8192, 768, 3072}, {8192, 1536, 1536}, {8192, 1024, 1024}, {16384, 1024, 1024}, {8192, 768, 768}, {2048, 32000, 2048}, {8192, 256, 2048},
+	} {
+		rows, out, in := s[0], s[1], s[2]
+		y := &yard{buf: g.alloc(b, 4*memory.Bytes(rows*out+rows*in+out*in)+4*device.Align)}
+		for at := memory.Bytes(0); at < y.buf.Size(); at += memory.MiB {
+			n := min(memory.MiB, y.buf.Size()-at)
+			g.Upload(y.buf.Slice(at, n), numbers[:n])
+		}
+		for i, c := range kinds {
+			m, n, k := [...]int{rows, rows, out}[min(i, 2)], [...]int{out, in, in}[min(i, 2)], [...]int{in, out, rows}[min(i, 2)]
+			b.Run(fmt.Sprintf("%dx%dx%d/%s", rows, out, in, c.name), func(b *testing.B) {
+				l := y.product(b, c.v, m, n, k).launch
+				var took [2][]time.Duration
+				for b.Loop() {
+					for i := range 20 {
+						way := (i + i/2) % 2
+						g.off = way == 0
+						if d := once(l); i > 3 {
+							took[way] = append(took[way], d)
+						}
+					}
+				}
+				var rate [2]float64
+				for way := range took {
+					slices.Sort(took[way])
+					rate[way] = 2 * float64(m) * float64(n) * float64(k) / took[way][len(took[way])/2].Seconds() / 1e12
+				}
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(rate[0], "ours")
+				b.ReportMetric(rate[1], "cuBLASLt")
+				b.ReportMetric(rate[0]/rate[1], "ratio")
+			})
+		}
+	}
 }
