@@ -20,8 +20,8 @@
 #define FORM_THREADS (3 * GROUP)
 
 // FormOf is a form of the kernel: the rows and columns of a tile, and the stages. Either two groups share
-// a tile, which reads least if it has 256 columns: Shared, and Square, Middle, Broad and Narrow for results that
-// these fit better. Or they take turns with smaller tiles, and one stores while the other multiplies: Turns,
+// a tile, which reads least if it has 256 columns: Shared, and others for results that these fit better; columns of
+// the last box that are those of the next tile are not used. Or they take turns with smaller tiles, and one stores while the other multiplies: Turns,
 // Low and Slim. With begins, sums of fp32 begin with what they are added to, which is read in the other group's turn. box is
 // the rows of B in a copy, if these run along k; sharers is the number of blocks that a stage is brought to.
 template <u32 high_, u32 wide_, u32 stages_, bool turns_ = false, bool begins_ = false, u32 box_ = 64, u32 sharers_ = CLUSTER> struct FormOf {
@@ -31,9 +31,12 @@ template <u32 high_, u32 wide_, u32 stages_, bool turns_ = false, bool begins_ =
 typedef FormOf<128, 256, 4> Shared;
 typedef FormOf<128, 128, 6> Square;
 typedef FormOf<128, 192, 5> Middle;
+typedef FormOf<128, 160, 5> Wide160;
+typedef FormOf<128, 224, 4> Wide224;
 typedef FormOf<128, 288, 4, false, false, 144> Broad;
 typedef FormOf<128, 144, 6, false, false, 72> Narrow;
 typedef FormOf<128, 128, 6, true> Turns;
+typedef FormOf<64, 144, 8, true, false, 72> Lean;
 typedef FormOf<64, 256, 5, true> Slim;
 typedef FormOf<64, 256, 5, true, true> Low;
 typedef FormOf<128, 128, 6, false, true, 64, 1> Half;
@@ -83,7 +86,7 @@ template <u32 down = TALL> DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
 template <class Form> struct Ring {
     static constexpr u32 wide = Form::wide, count = Form::stages, boxes_a = Form::high / 64, sharers = Form::sharers;
     static constexpr bool turns = Form::turns;
-    static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = wide / Form::box, b_bytes = Form::box * 128, bytes = a_bytes + boxes_b * b_bytes;
+    static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = pieces(wide, Form::box), b_bytes = Form::box * 128, bytes = a_bytes + boxes_b * b_bytes;
     static constexpr u32 room = count * bytes + 16 * count + 32;
     u32 base, stage, parity;
 

@@ -33,9 +33,13 @@ var (
 	hopperMiddle = hopperForm{suffix: "_middle", high: 128, wide: 192, stages: 5}
 	hopperBroad  = hopperForm{suffix: "_broad", high: 128, wide: 288, stages: 4, box: 144}
 	hopperNarrow = hopperForm{suffix: "_narrow", high: 128, wide: 144, stages: 6, box: 72}
+	// These are for gradients of weights. Columns of their last box are those of the next tile.
+	hopper160 = hopperForm{suffix: "_160", high: 128, wide: 160, stages: 5}
+	hopper224 = hopperForm{suffix: "_224", high: 128, wide: 224, stages: 4}
 	// Two groups of warps take turns: one stores its tile while the other multiplies.
 	hopperTurns = hopperForm{suffix: "_turns", high: 128, wide: 128, stages: 6}
 	hopperSlim  = hopperForm{suffix: "_slim", high: 64, wide: 256, stages: 5}
+	hopperLean  = hopperForm{suffix: "_lean", high: 64, wide: 144, stages: 8, box: 72}
 	// They take turns, and sums begin with the fp32 numbers that they are added to: for gradients
 	// of weights, which take long to read and to store.
 	hopperLow = hopperForm{suffix: "_low", high: 64, wide: 256, stages: 5}
@@ -48,7 +52,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow, hopperLean, hopper160, hopper224} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -59,7 +63,7 @@ func newHopperKernels(name string) hopperKernels {
 
 var (
 	gemmHopper        = newHopperKernels("gemm_n")
-	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, square, middle, low, half
+	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, square, middle, 160, 224, low, half
 	groupedHopper     = newHopperKernels("grouped_n")
 	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn, low
 )
@@ -82,8 +86,12 @@ const (
 // shared returns the shared memory of a block: the stages and their barriers, two barriers
 // for the turns, a count of tiles, the rows of experts and their ends, and what aligns them.
 func (f hopperForm) shared() uint32 {
-	return uint32(f.stages*(f.high+f.wide)*64*2 + f.stages*16 + 32 + 12*maxExperts + 1024)
+	box := f.rows()
+	return uint32(f.stages*(f.high+(f.wide+box-1)/box*box)*64*2 + f.stages*16 + 32 + 12*maxExperts + 1024)
 }
+
+// rows returns the rows of B that are copied at once.
+func (f hopperForm) rows() int { return cmp.Or(f.box, hopperBox) }
 
 // tiles returns how many tiles a matrix consists of.
 func (f hopperForm) tiles(rows, cols int) int {
@@ -128,12 +136,16 @@ func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 		{hopperMiddle, 1, 80, 0},
 		{hopperBroad, 3, 90, 0},
 		{hopperNarrow, 6, 60, 0},
+		{hopperLean, 12, 0, 0},
 		{hopperSlim, 6, 0, 6},
 		{hopperTurns, 3, 40, 6},
 	} {
 		rounds := c.rounds(m, n)
 		if rounds <= 4 {
 			c.slower += c.few
+		}
+		if c.hopperForm == hopperLean && (n-1)%c.wide < c.wide/2 {
+			continue
 		}
 		if cost := rounds * c.high * c.wide * (k*(100+c.slower) + 100*c.store); cost < least && (transB || c.box == 0) {
 			best, least = c.hopperForm, cost
@@ -163,7 +175,7 @@ func hopperTurnedForm(m, n int) (best hopperForm) {
 	for _, c := range []struct {
 		hopperForm
 		cost float64
-	}{{hopperShared, 100}, {hopperMiddle, 76}, {hopperSquare, 52}, {hopperLow, 55}} {
+	}{{hopperShared, 100}, {hopper224, 89}, {hopperMiddle, 76}, {hopper160, 68}, {hopperSquare, 52}, {hopperLow, 55}} {
 		cost := c.cost * float64(c.rounds(m, n))
 		if (m-1)%c.high < c.high-hopperLow.high {
 			cost *= 1 + 0.5*float64(c.high)/float64(m)
@@ -197,5 +209,5 @@ func (f hopperForm) resident(l *device.Launch, k *device.Kernel, a, b Matrix, ti
 		Shared: f.shared(), Cluster: hopperCluster, Resident: f != hopperHalf,
 	}
 	l.Tuned.Map(a.boxes(hopperBox))
-	l.Tuned.Map(b.boxes(cmp.Or(f.box, hopperBox)))
+	l.Tuned.Map(b.boxes(f.rows()))
 }

@@ -64,10 +64,10 @@ func hopperInForms(t testing.TB, i int, sizes hopperSizes) func(form int) *tenso
 func (p Product) inForm(i int) device.Launch {
 	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperSquare, hopperMiddle, hopperTurns, hopperSlim}
 	if p.TransB {
-		forms = append(forms, hopperBroad, hopperNarrow)
+		forms = append(forms, hopperBroad, hopperNarrow, hopperLean)
 	}
 	if p.TransA {
-		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperSquare, hopperMiddle, hopperLow, hopperHalf}
+		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperSquare, hopperMiddle, hopper160, hopper224, hopperLow, hopperHalf}
 	}
 	f := forms[i%len(forms)]
 	f.tune(&l, kernels, p.TransB, p.A, p.B, f.tiles(p.C.Rows, p.C.Cols))
@@ -145,7 +145,7 @@ func TestHopperGemmOnGPU(t *testing.T) {
 		forms := hopperInForms(t, i, hopperOnGPU)
 		want := forms(0).onceOnGPU(t, g)
 		// The last forms of gradients add up in another order, and others have five forms or more.
-		for f := 1; f < 7 && (f < 3 || i%3 != 2); f++ {
+		for f := 1; f < 8 && (f < 5 || i%3 != 2); f++ {
 			if c := forms(f); !bytes.Equal(c.onceOnGPU(t, g), want) {
 				t.Errorf("%s: form %d differs from the first", c.name, f)
 			}
@@ -168,7 +168,10 @@ func TestHopperFormOfGradients(t *testing.T) {
 		{7168, 2048, hopperSquare}, // 448 tiles in 4 rounds, or 896 in 7
 		{512, 4096, hopperSquare},  // 64 tiles, or 128
 		{2304, 4096, hopperMiddle}, // 396 tiles in 3 rounds
-		{1536, 1536, hopperMiddle},
+		{1536, 1536, hopper160},    // 120 tiles, or 96 of hopperMiddle
+		{768, 3072, hopper160},
+		{1024, 3584, hopper224}, // 128 tiles, or 112 of hopperShared
+		{1024, 2560, hopper160},
 		{576, 7168, hopperLow}, // half of the last row of larger tiles would be empty
 		{320, 5120, hopperLow},
 	} {
@@ -189,6 +192,9 @@ func TestHopperFormOfProducts(t *testing.T) {
 		{4096, 576, 2048, true, hopperNarrow},
 		{4096, 576, 2048, false, hopperMiddle}, // only a transposed B has narrow tiles
 		{8192, 256, 4096, true, hopperSquare},
+		{8192, 144, 4096, true, hopperLean}, // twice as many tiles as with hopperNarrow
+		{4096, 288, 4096, true, hopperLean},
+		{8192, 64, 2048, true, hopperSquare}, // more than half of each tile of 144 would be empty
 		{8192, 512, 4096, true, hopperShared},
 		{8192, 384, 2048, true, hopperMiddle},
 		{2048, 1024, 4096, false, hopperSquare},

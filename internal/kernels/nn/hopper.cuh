@@ -245,7 +245,9 @@ template <u32 count> DEVICE void pin(u32 *a) {
 #define RESULTS_96 TEN() "," TEN(1) "," TEN(2) "," TEN(3) ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define RESULTS_128 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63"
 #define RESULTS_144 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) ",%70,%71"
+#define RESULTS_160 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7)
 #define RESULTS_192 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) ",%90,%91,%92,%93,%94,%95"
+#define RESULTS_224 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) "," TEN(10) ",%110,%111"
 #define RESULTS_256 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
 #define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
@@ -254,8 +256,10 @@ template <u32 count> DEVICE void pin(u32 *a) {
 #define C_96 C_64, C16(32)
 #define C_128 C_96, C16(48)
 #define C_144 C_128, C4(64), C4(68)
+#define C_160 C_128, C16(64)
 #define C_192 C_128, C16(64), C16(80)
-#define C_256 C_192, C16(96), C16(112)
+#define C_224 C_192, C16(96)
+#define C_256 C_224, C16(112)
 
 #define WGMMA_SS(n, a_, b_, keep_, x, y)                                                                             \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #keep_ ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" \
@@ -275,13 +279,15 @@ template <u32 count> DEVICE void pin(u32 *a) {
 // boxes run along m and n. wgmma_rs has the left operand in registers; code does not change
 // them before the wait.
 template <u32 n, bool turn_a, bool turn_b> DEVICE void wgmma_ss(float *c, u64 a, u64 b, u32 keep) {
-    static_assert(n == 32 || n == 64 || n == 96 || n == 128 || n == 144 || n == 192 || n == 256, "no such product");
+    static_assert(n == 32 || n == 64 || n == 96 || n == 128 || n == 144 || n == 160 || n == 192 || n == 224 || n == 256, "no such product");
     if constexpr (n == 32) WGMMA_SS(32, 16, 17, 18, 19, 20);
     else if constexpr (n == 64) WGMMA_SS(64, 32, 33, 34, 35, 36);
     else if constexpr (n == 96) WGMMA_SS(96, 48, 49, 50, 51, 52);
     else if constexpr (n == 128) WGMMA_SS(128, 64, 65, 66, 67, 68);
     else if constexpr (n == 144) WGMMA_SS(144, 72, 73, 74, 75, 76);
+    else if constexpr (n == 160) WGMMA_SS(160, 80, 81, 82, 83, 84);
     else if constexpr (n == 192) WGMMA_SS(192, 96, 97, 98, 99, 100);
+    else if constexpr (n == 224) WGMMA_SS(224, 112, 113, 114, 115, 116);
     else if constexpr (n == 256) WGMMA_SS(256, 128, 129, 130, 131, 132);
 }
 template <u32 n, bool turn_b> DEVICE void wgmma_rs(float *c, const u32 *a, u64 b, u32 keep) {
