@@ -620,10 +620,10 @@ class Moments(Table):
             ops += [("begin", c, 0), *([("save", inner, 0)] if c is calls[0] else []), ("save", c, 0)]
         ops.append(("give", 1, 0))
         for c in reversed(calls):
-            ops += [("load", c, 0), *([("load", inner, 0)] if c is calls[0] else []), ("release", c, 0), *([("give", 0, 0)] if c is calls[1] else [])]
+            ops += [("load", c, 0), *([("load", inner, 0)] if c is calls[0] else []), ("load", c, 0), ("release", c, 0), *([("give", 0, 0)] if c is calls[1] else [])]
         p = types.SimpleNamespace(ops=ops, needs=[bytes() for _ in range(3 * len(ops))], held_then=[bytes() for _ in ops], bytes=[bytes(), bytes()])
         p.marks = sorted(draw.randrange(len(p.needs)) for _ in ops)
-        p.again = {c: (bytes() + 300, bytes()) for c in calls if draw.random() < 0.7}
+        p.again = {c: (bytes() + 300, 5 * bytes()) for c in calls if draw.random() < 0.7}
         p.holding = {c: [(bytes(), bytes()) for _ in range(draw.randrange(4))] for c in p.again if draw.random() < 0.8}
         p.dropping = {c: bytes() // 4 for c in calls if draw.random() < 0.7}
         p.held_before = {c: bytes() // 4 for c in calls}
