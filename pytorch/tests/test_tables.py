@@ -15,8 +15,8 @@ import unittest
 import warnings
 from unittest import mock
 
-from blocks import Layer, stack
-from common import DEVICE, stowage, torch
+from blocks import Block, Layer, one_pass, stack, train
+from common import DEVICE, runtime, stowage, torch
 from stowage import _planned, _report
 from stowage._budget import Budget, largest, least_for, limit_for
 from stowage._errors import BudgetError, Error, TooSmall
@@ -28,7 +28,7 @@ from stowage._key import BEHIND, Key
 from stowage._library import Usage
 from stowage._measured import CAST, Choice, Part
 from stowage._plan import Plan
-from stowage._planned import Planner
+from stowage._planned import RECORDED, Planner
 from stowage._ranks import Facts, Failure, Ranks
 from torch import nn
 
@@ -641,6 +641,65 @@ class Moments(Table):
 
     def test_as_they_were(self):
         self.compare("moments", [line for seed in range(20) for line in self.played(seed)])
+
+
+class Twice(nn.Module):
+    """Blocks of which one is called twice, with an activation in place, a shared input, and tensors that are saved outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8)) for _ in range(2))
+
+    def forward(self, x):
+        x = (x * self.blocks[0][0].weight).exp()
+        a, b = self.blocks[0](x), self.blocks[1](x)
+        return self.blocks[0](a.sin() * b) * x
+
+
+@unittest.skipUnless(torch.__version__.startswith("1.13"), "other versions of PyTorch save other tensors")
+class Profiles(Table):
+    """What recorded steps find, but for times."""
+
+    def lines(self, model, step, **more):
+        with runtime("budget", budget="64MiB", **more) as rt:
+            rt.attach(model)
+            train(model, step, RECORDED, rt)
+            divisions, units = rt._planner.keys[""].measured, rt._planner.units.list
+            p, numbers = divisions[0]._profile, {}
+            s = lambda n: f"s{numbers.setdefault(n, len(numbers))}" if n else "-"
+            name = lambda c: "none" if c is None else f"{c.unit.name}#{c.number}"
+            for (kind, what, _), mark in zip(p.ops, p.marks):
+                yield f"{mark} {kind} {name(what) if hasattr(what, 'unit') else s(what)}"
+            for c in p.calls:
+                yield f"{name(c)} in {name(c.parent)}: {[(s(n), b) for n, b in c.inputs.items()]} fixed={c.fixed} caches={c.caches} held={[(s(n), b, sorted(k)) for n, (b, k) in c.held.items()]} all={[(name(of), i) for of, i in c.all]}"
+                for e in c.entries:
+                    yield f"   {s(e.storage)} {e.bytes} recipe={e.recipe} small={e.small} {e.place} cached={e.cached} {e.kind!r} {e.around!r} outer={e.outer}"
+            yield f"bytes {[(s(n), b, name(p.first[n])) for n, b in p.bytes.items()]} little={[(s(n), name(c)) for n, c in p.little.items()]} shared={sorted(map(s, p.shared))} fixed={[(s(n), b) for n, b in p.fixed.items()]} untold={[(s(n), b) for n, b in p.untold.items()]}"
+            yield f"needs {p.needs} then={p.held_then} before={[(name(c), n) for c, n in p.held_before.items()]}"
+            yield f"again {[(name(c), n, p.holding[c], p.dropping[c], len(p.saves[c])) for c, n in p.again.items()]} whole={sorted(map(name, p.whole_times))} lean={[(name(c), [kind for kind, _ in of]) for c, of in p.kinds.items()]} rooms={p.rooms}"
+            yield f"largest={p.largest()} outside={p.most_outside()} repeats={p.repeats()} units={[(u.name, u.whole, u.lean, u.why) for u in units]}"
+            for m in divisions:
+                for c, part in m.parts.items():
+                    yield f"part {m._fine} {name(c)}: {[sorted(x.items()) if isinstance(x, dict) else x for x in part[1:11]]} {part.extra}"
+
+    def test_as_they_were(self):
+        def one(model, i):
+            model(torch.randn(5, 8)).square().mean().backward()
+            return []
+
+        def cast(model, i):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(3, 4, 8)).square().mean()
+            loss.backward()
+            return []
+
+        lines = []
+        for name, model, step, more in (
+            ("twice", Twice(), one, {}), ("layers", stack(Layer, 2), one_pass, {"least": 100}), ("autocast", stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), 2), cast, {"least": 100}), ("small", stack(Block, 2), one_pass, {"least": 1000}),
+            ("convolutions", Convolutions(), lambda model, i: model(torch.randn(2, 3, 4, 4)).sum().backward() or [], {}),
+        ):
+            lines += [name, *self.lines(model, step, **more)]
+        self.compare("profiles", lines)
 
 
 class Words(Table):
