@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -351,5 +352,49 @@ func TestWhatCountsAgainstABudget(t *testing.T) {
 	}
 	if err := errors.Join(off.Close(), m.Close(), compute.Close(), dev.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A choice that some unit of a name has counts before the others, else the highest of them; what
+// groups and modules are given counts before a policy.
+func TestGivenChoices(t *testing.T) {
+	unit := func(name string, layer int) memory.Unit { return memory.Unit{Name: name, Layer: layer} }
+	r := &Runtime{}
+	r.cfg.Policy = memory.Policy{}
+	names := map[string][]memory.Choice{
+		"stays": {memory.Keep, memory.Keep}, "one": {memory.Offload}, "two": {memory.Stash, memory.Recompute}, "three": {memory.Stash, memory.Offload, memory.Recompute},
+		"some": {memory.Keep, memory.Stash, memory.Keep}, "named": {memory.Stash, memory.Recompute}, "module": {memory.Offload}, "last": {memory.Offload},
+	}
+	for name, list := range names {
+		for layer, c := range list {
+			r.cfg.Policy[unit(name, layer)] = c
+		}
+	}
+	r.cfg.GroupChoices = map[string]memory.Choice{"named": memory.Offload, "group": memory.Stash}
+	for which := memory.Keep + 1; which < memory.Choices; which++ {
+		for _, byHand := range []bool{false, true} {
+			r.cfg.ByHand = nil
+			if byHand {
+				r.cfg.ByHand = &policy.ByHand{OffloadModules: []string{"a", "b"}, RecomputeModules: []string{"c", "module"}, StashModules: []string{"d", "last"}}
+			}
+			want := map[string]memory.Choice{}
+			for name, list := range names {
+				want[name] = slices.Max(list)
+				if slices.Contains(list, which) {
+					want[name] = which
+				}
+			}
+			want["named"], want["group"] = memory.Offload, memory.Stash
+			if byHand {
+				for name, c := range map[string]memory.Choice{"a": memory.Offload, "b": memory.Offload, "c": memory.Recompute, "module": memory.Recompute, "d": memory.Stash, "last": memory.Stash} {
+					want[name] = c
+				}
+			}
+			for range 5 { // maps have no order
+				if got := r.given(which); !maps.Equal(got, want) {
+					t.Fatalf("%v counts first, by hand %v: %v, want %v", which, byHand, got, want)
+				}
+			}
+		}
 	}
 }

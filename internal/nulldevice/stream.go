@@ -116,7 +116,7 @@ func (s *stream) Record(e device.Event) {
 func (s *stream) Wait(e device.Event) {
 	x := eventOf(e)
 	s.Stream.Wait(x.Event)
-	at, _ := x.recordedTime()
+	at := x.recordedTime()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = max(s.now, at)
