@@ -575,6 +575,105 @@ class SecondPasses(unittest.TestCase):
         with self.assertRaisesRegex(Error, "modified by an inplace operation"):
             recipe.value()
 
+    def test_views(self):
+        """Of a tensor with the same storage: any shape, strides and type, conjugates and negatives."""
+        base = torch.randn(4, 6, dtype=torch.complex64)
+        for t in (base, base.t(), base[1:, ::2], base.conj(), base.conj()[2:], torch.view_as_real(base), base.conj().imag, base.imag, base.conj().t()):
+            view = _again.View(t)
+            for of in (base, base.t(), base.conj(), t):
+                got = view.of(of)
+                self.assertTrue(same(t.resolve_conj().resolve_neg(), got.resolve_conj().resolve_neg()))
+                self.assertEqual((t.dtype, t.size(), t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()), (got.dtype, got.size(), got.stride(), got.storage_offset(), got.is_conj(), got.is_neg()))
+                self.assertEqual(t.storage().data_ptr(), got.storage().data_ptr())
+
+    def test_in_checkpoints(self):
+        said = []
+        self.assertFalse(_again.in_checkpoint())
+        torch.utils.checkpoint.checkpoint(lambda x: said.append(_again.in_checkpoint()) or x, leaf(2))
+        self.assertEqual([True], said)
+
+    def test_kinds(self):
+        """What is made from a norm or activation is of its kind, and what is made from an operator is one more."""
+        x, y, norm, lean = leaf(4, 8), leaf(4, 8), nn.LayerNorm(8), _again.Lean(_again.IN_PLACE, 1)
+        drop, F = lambda t: torch.native_dropout(t, 0.5, True)[0], nn.functional
+        h = lean.call(norm, norm.forward, x * 2)
+        kept = {h.grad_fn: None}
+        for t, want in (
+            (h, "LayerNorm"), (drop(h), "LayerNorm"), (drop(drop(h)), "LayerNorm"), (h.double(), "LayerNorm"), (F.gelu(h), "GeluBackward0"), (x * y, "MulBackward0"), (drop(x * y), "NativeDropoutBackward0 of MulBackward0"),
+            ((x * y).double(), "ToCopyBackward0 of MulBackward0"), (drop(F.silu(h)), "NativeDropoutBackward0 of SiluBackward0"), (norm.weight.double(), "ToCopyBackward0"),
+        ):
+            recipe = _again.recipe(t, lean.made)
+            self.assertEqual(want, recipe.kind)
+            self.assertTrue(same(t, recipe.value()))
+            self.assertIs(lean.made[h.grad_fn] if want == "LayerNorm" else None, recipe.small)
+        for t in (h, drop(h), h.double()):
+            self.assertIsNone(_again.recipe(t, kept))
+        for t in (x.double(), x.exp().double(), (x * 2).double(), drop(x), drop(x.exp())):
+            self.assertIsNone(_again.recipe(t, lean.made))
+
+    def test_results_are_made_once(self):
+        """The norm of a gated product, of dropout after it, and of an activation that saves its result is made once for
+        all that need it, and forgotten after the last."""
+        for build in (lambda h, u: h * u, lambda h, u: torch.native_dropout(h * u, 0.5, True)[0], lambda h, u: h * h + u):
+            runs, norm, x = [], nn.LayerNorm(8), leaf(4, 8)
+            up, down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+            def forward(x):
+                runs.append(1)
+                return norm(x)
+
+            lean = _again.Lean(_again.IN_PLACE, 1)
+            torch.manual_seed(1)
+            want = torch.autograd.grad(down(build(norm(x * 2), up(x))).square().sum(), [x, up.weight, down.weight, norm.weight])
+            torch.manual_seed(1)
+            with _again.hooks(lean.pack, lean.unpack):
+                h = lean.call(norm, forward, x * 2)
+                small = lean.made[h.grad_fn]
+                loss = down(build(h, up(x))).square().sum()
+            del h
+            lean.made.clear()
+            runs.clear()
+            got = torch.autograd.grad(loss, [x, up.weight, down.weight, norm.weight])
+            for a, b in zip(want, got):
+                self.assertTrue(same(a, b))
+            self.assertEqual(([1], None, {}), (runs, small.y, small.values))
+            self.assertLessEqual(small.uses, 0)
+
+    def test_modules_that_save_their_results(self):
+        """After a norm, one of those does not hold its input: it is made again, too. After one that is kept it is kept."""
+        norm, act, x = nn.LayerNorm(8), nn.Sigmoid(), leaf(4, 8)
+        down = nn.Linear(8, 8)
+        with mock.patch.object(_again, "by_result", {act}):
+            for refused in ((), ("LayerNorm",)):
+                packed = []
+
+                class Holder:
+                    @staticmethod
+                    def pack(t):
+                        packed.append(t.data_ptr())
+                        return _again.IN_PLACE.pack(t)
+
+                    unpack = staticmethod(_again.IN_PLACE.unpack)
+
+                lean = _again.Lean(Holder(), 1, refused)
+                want = torch.autograd.grad(down(act(norm(x * 2))).square().sum(), [x, norm.weight, down.weight])
+                with _again.hooks(lean.pack, lean.unpack):
+                    h = lean.call(norm, norm.forward, x * 2)
+                    y = lean.call(act, act.forward, h)
+                    loss = down(y).square().sum()
+                made = lean.made[y.grad_fn]
+                if refused:
+                    self.assertIsNone(made)
+                    self.assertIn(y.data_ptr(), packed)
+                else:
+                    self.assertEqual(("LayerNorm", None), (made.kind, made.held))
+                    self.assertEqual(1, made.before.small.uses)
+                    self.assertFalse({h.data_ptr(), y.data_ptr()} & set(packed))
+                del h, y
+                lean.made.clear()
+                for a, b in zip(want, torch.autograd.grad(loss, [x, norm.weight, down.weight])):
+                    self.assertTrue(same(a, b))
+
     def test_sentences_of_hooks(self):
         for e, want in ((RuntimeError("Error: a sentence\n\nAt:\n  file.py"), "a sentence"), (RuntimeError("Error: a sentence"), ""), (RuntimeError("a sentence\n\nAt:\n"), ""), (Error("Error: a\n\nAt:\n"), "")):
             self.assertEqual(want, _again.raised(e))
