@@ -239,3 +239,51 @@ func TestScheduleRefuses(t *testing.T) {
 		}()
 	}
 }
+
+// The groups that are not kept are a stack if each that is saved after another, and before that
+// one's load, is loaded before it.
+func TestStackByPairs(t *testing.T) {
+	rng := rand.New(rand.NewPCG(76, 80))
+	seen := map[bool]int{}
+	for range 2000 {
+		var s Schedule
+		keep, save, load := map[memory.GroupID]bool{}, map[memory.GroupID]int{}, map[memory.GroupID]int{}
+		var open []memory.GroupID
+		for i := range 10 {
+			if k := rng.IntN(len(open) + 1); rng.IntN(2) == 0 && k < len(open) {
+				if rng.IntN(3) > 0 {
+					k = len(open) - 1 // mostly the last one
+				}
+				s.Load(open[k])
+				load[open[k]] = i
+				open = slices.Delete(open, k, k+1)
+				continue
+			}
+			g := memory.GroupID{Name: "g", Layer: i}
+			s.Save(g)
+			save[g], open = i, append(open, g)
+			if rng.IntN(4) == 0 {
+				keep[g] = true
+			}
+		}
+		want := true
+		for a, from := range save {
+			to, loaded := load[a]
+			if keep[a] || !loaded {
+				continue
+			}
+			for b, at := range save {
+				if end, ends := load[b]; !keep[b] && at > from && at < to && !(ends && end < to) {
+					want = false
+				}
+			}
+		}
+		seen[want]++
+		if got := s.stack(keep); got != want {
+			t.Fatalf("%+v without %v is a stack: %v", s.events, keep, got)
+		}
+	}
+	if seen[true] < 100 || seen[false] < 100 {
+		t.Errorf("%v", seen)
+	}
+}
