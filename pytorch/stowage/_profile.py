@@ -365,8 +365,9 @@ class Profile:
     # Backward passes
 
     def load(self, call: Call) -> None:
-        """Notes that the backward pass of a call begins, and tries its second forward pass."""
-        if call.was_loaded:
+        """Notes that the backward pass of a call begins, and tries its second forward pass. What is tried may read what
+        a call around it saved, whose backward pass does not begin by that."""
+        if call.was_loaded or self.step.quiet:
             return
         call.was_loaded = True
         call.loaded = self.now = self.clock.stamp()

@@ -4,7 +4,7 @@ weights are not what they were: second passes change nothing that anybody sees."
 import unittest
 
 import torch
-from blocks import Compared, one_pass, planned, refused, stack, train
+from blocks import Compared, Layer, one_pass, planned, refused, stack, train
 from torch import nn
 
 PLANS = ["lean", "whole", "offload", "lean, offload"]
@@ -62,6 +62,22 @@ class Marks(State):
                         return x + self.down(torch.view_as_real(self.inner(z * 0.3)).flatten(-2))
 
                 self.assertFalse(self.every_plan(stack(Block)))
+
+
+class Parts(State):
+    def test_products_of_a_block_beside_its_parts(self):
+        """The backward pass of a part begins first, and the product reads what the block saved."""
+
+        class Gated(Layer):
+            def __init__(self):
+                super().__init__()
+                self.scale, self.gate = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+
+            def forward(self, x):
+                x = x + self.attention(self.norm(x))
+                return x + self.mlp((self.scale(x) * x.sigmoid()) @ self.gate)
+
+        self.assertFalse(self.every_plan(stack(Gated)))
 
 
 if __name__ == "__main__":
