@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
@@ -28,7 +28,7 @@ from torch.utils import _pytree
 from ._errors import Error
 from ._record import Kept, modified, storage_of, version_of
 from ._surroundings import Mode, Random, Surroundings, modes_again
-from ._units import Uncounted, counting, modules
+from ._units import Place, Uncounted, at, counting, modules
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 _strided = torch.strided
@@ -181,10 +181,11 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "sets", "values", "timed", "holder", "first", "__weakref__")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0) -> None:
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, sets: Iterable[Place] = ()) -> None:
         self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
+        self.sets = sets  # where the pass puts tensors, which stay those of the first
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
@@ -205,7 +206,7 @@ class Whole:
     def end(self) -> None:
         """Ends the forward pass: weights and buffers must not change until the second one, but for those that norms count in."""
         for m in modules(self.module):
-            self.modes.append((m, m.training))
+            self.modes.append(Mode(m))
             for of in (m._parameters, m._buffers if m._buffers and not (m.training and isinstance(m, counting)) else {}):
                 for p in of.values():
                     if p is not None:
@@ -229,12 +230,15 @@ class Whole:
                 raise Error(modified(p.dtype, p.shape, version, p._version))
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
+        there = [(container, key, at(container, key)) for container, key in self.sets]
         self.random.set()
         try:
             with self.around.again(), modes_again(self.modes):
                 saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
         finally:
             now.set()
+            for container, key, x in there:
+                container[key] = x
         if self.first and not STOPS:
             del saved[self.first :]
         check(self.module, self.shapes, [(t.shape, t.dtype) for t in saved])
@@ -263,7 +267,7 @@ class Small:
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
         self.grad = x.requires_grad
-        self.around, self.mode = Surroundings(), (module, module.training)
+        self.around, self.mode = Surroundings(), Mode(module)
         self.dropped: List[int] = []  # which of the tensors that the pass saves
         self.last = 0  # how many it saves
         self.values: Dict[int, torch.Tensor] = {}

@@ -292,7 +292,7 @@ class Following:
             state.lean = before
 
     def whole(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first)
+        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first, u.sets.values())
         before, state.lean = state.lean, None
         try:
             with hooks(call.pack, call.unpack):

@@ -9,7 +9,6 @@ kept; so must every cheap part. What does not is never recomputed.
 from __future__ import annotations
 
 import contextvars
-import random
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -26,8 +25,8 @@ from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made
-from ._surroundings import Random, Surroundings
-from ._units import Attributes
+from ._surroundings import Draws, Mode, Random, Surroundings, modes_again
+from ._units import Attributes, Place, modules
 
 _plain = (torch.Tensor, torch.nn.Parameter)
 
@@ -51,6 +50,7 @@ class Unit:
         self.left_alone = False  # something else recomputes it
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
+        self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors
 
 
 class Saved:
@@ -104,6 +104,7 @@ class Call:
         self.around: Any = None
         self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
+        self.modes: List[Mode] = []
         # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
         # pass on a GPU has its own.
         self.context = contextvars.copy_context() if unit.compiled else None
@@ -180,6 +181,7 @@ class Call:
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
         self.again = self.around = self.random = self.context = None
+        self.modes = []
         self.smalls, self.made = [], {}
         for e in self.entries:
             e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
@@ -275,15 +277,17 @@ class Profile:
         parent = self.stack[-1] if self.stack else None
         call = Call(self, unit, parent, self.count.get(unit, 0))
         self.count[unit] = call.number + 1
-        tensors = [x for x in _pytree.tree_flatten((args, kwargs))[0] if type(x) in _plain and x.layout is torch.strided and x.device == self.device]
+        given = _pytree.tree_flatten((args, kwargs))[0]
+        tensors = [x for x in given if type(x) in _plain and x.layout is torch.strided and x.device == self.device]
         call.inputs = {self.number(storage_of(x)): storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
         versions = [version_of(x) for x in tensors]
         call.again = (forward, _again.Inputs(self.holder, args, kwargs))
         call.around, call.random = Surroundings(), Random(self.device)
         call.caches = call.around.caches()
-        python = random.getstate()
+        inside, objects = list(modules(unit.module)), [x for x in given if hasattr(x, "__dict__") and not isinstance(x, (torch.Tensor, torch.nn.Module, type))]
+        draws = Draws([*inside, *given])
         buffers = _buffers(unit.module)
-        attributes = Attributes(unit.module)
+        attributes, arguments, counts = Attributes(inside), Attributes(objects), [len(x.__dict__) for x in objects]
         self.note("begin", call, self.step.mark())
         self.held_before[call] = self.budget.held_beyond()
         call.began = self.now = self.clock.stamp()
@@ -298,10 +302,13 @@ class Profile:
             call.made = {}
         call.ended = self.now = self.clock.stamp()
         why = ""
-        if [version_of(x) for x in tensors] != versions:
+        drawn, written = draws.drawn(), attributes.written()
+        if [version_of(x) for x in tensors] != versions or arguments.changed() or arguments.written() or arguments.replaced() or [len(x.__dict__) for x in objects] != counts:
             why = "it writes to its input"
-        elif random.getstate() != python:
-            why = "it draws from Python's random numbers"
+        elif drawn:
+            why = f"it draws from {drawn}"
+        elif written:
+            why = f"it writes to its attribute {written!r}"
         elif _buffers(unit.module) != buffers:
             why = "it changes its buffers"
         name = attributes.changed()
@@ -310,6 +317,8 @@ class Profile:
             why = why or f"it changes its attribute {name!r} at every call"
         if why:
             unit.whole, unit.why = False, why
+        unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
+        call.modes = [Mode(m) for m in inside]
         self.calls.append(call)
         if call.fixed:
             number = call.ticket = self.step.reserve(call.fixed)
@@ -386,6 +395,7 @@ class Profile:
                 else:
                     self.check(outer)
                 outer.again = outer.around = outer.random = None
+                outer.modes = []
             outer = outer.parent
         call.forget()
         call.resumed = self.now = self.clock.stamp()
@@ -394,7 +404,8 @@ class Profile:
 
     def check(self, call: Call) -> None:
         unit = call.unit
-        attributes = Attributes(unit.module)
+        inside = list(modules(unit.module))
+        attributes, draws = Attributes(inside), Draws(inside)
         try:
             need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)
@@ -427,6 +438,7 @@ class Profile:
             unit.why = unit.why or f"its second forward pass failed ({type(e).__name__}: {str(e)[:200]})"
         finally:
             attributes.restore()
+            draws.set()
 
     @staticmethod
     def sizes(call: Call) -> Tuple[int, int]:
@@ -457,7 +469,7 @@ class Profile:
         assert call.random is not None
         call.random.set()
         try:
-            with call.around.again():
+            with call.around.again(), modes_again(call.modes):
                 saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0, each=each)
         finally:
             now.set()
@@ -560,14 +572,16 @@ class _Recorded:
         before = source(module, x, call.made, call.profile.refused)
         if before is None and (overwrites(module) or type(module).__name__ in call.profile.refused):
             return forward(x)  # another call of the same module may be cheap
-        version, drawn = version_of(x), Random(call.profile.device)
+        version, drawn, draws = version_of(x), Random(call.profile.device), Draws([module])
+        attributes, buffers = Attributes([module]), _buffers(module)
         small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least, before)
         first = len(call.entries)
         try:
             y = forward(x)
         finally:
             call.small = None
-        good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn)
+        good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn) and not draws.drawn()
+        good = good and _buffers(module) == buffers and not (attributes.changed() or attributes.written() or attributes.replaced())
         if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and (before is not None or not shares(x, y)):
             if before is None:
                 needed, found = storage_of(x), recipe(x, call.made, call.profile.refused)

@@ -4,7 +4,10 @@ modes of modules, and random numbers."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Sequence, Tuple
+import functools
+import random
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 import torch
 
@@ -67,25 +70,48 @@ class Surroundings:
             yield
 
 
-# A module, and whether it was training.
-Mode = Tuple[torch.nn.Module, bool]
+_plain = (torch.Tensor, torch.nn.Parameter)
 
 
-def modes_again(modes: Sequence[Mode]) -> Any:
-    """Returns a context in which modules train if they did: model.eval() may come before the backward pass."""
-    other = [m for m, training in modes if m.training != training]
+class Mode:
+    """Whether a module was training, and its weights. Others may take their places before the backward pass:
+    functional_call does so for one call. (Shards change places with what is gathered of them. They are left alone.)"""
+
+    __slots__ = ("module", "training", "kind", "weights")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.training, self.kind = module, module.training, type(module)
+        self.weights = dict(module._parameters) if module._parameters else None
+
+    def others(self) -> Dict[str, Any]:
+        """Returns the weights that have other ones in their places."""
+        if self.weights is None:
+            return {}
+        now = self.module._parameters
+        return {name: p for name, p in self.weights.items() if now.get(name) is not p and type(p) in _plain and type(now.get(name)) in _plain}
+
+    def same(self) -> bool:
+        return self.module.training == self.training and type(self.module) is self.kind and not self.others()
+
+
+def modes_again(modes: Iterable[Mode]) -> Any:
+    """Returns a context in which modules are what they were: model.eval() may come before the backward pass."""
+    other = [mode for mode in modes if not mode.same()]
     return _switched(other) if other else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _switched(modules: Sequence[torch.nn.Module]) -> Any:
-    for m in modules:
-        m.training = not m.training
+def _switched(modes: Sequence[Mode]) -> Any:
+    now = [(Mode(mode.module), mode.others()) for mode in modes]
+    for mode, (_, others) in zip(modes, now):
+        mode.module.training, mode.module.__class__ = mode.training, mode.kind
+        mode.module._parameters.update(others)
     try:
         yield
     finally:
-        for m in modules:
-            m.training = not m.training
+        for mode, others in now:
+            mode.module.training, mode.module.__class__ = mode.training, mode.kind
+            mode.module._parameters.update((name, (mode.weights or {})[name]) for name in others)
 
 
 class Random:
@@ -105,3 +131,46 @@ class Random:
 
     def same(self, other: Random) -> bool:
         return bool(torch.equal(self.cpu, other.cpu)) and (self.gpu is None or other.gpu is None or bool(torch.equal(self.gpu, other.gpu)))
+
+
+class Draws:
+    """The state of random numbers that are not PyTorch's own: Python's, NumPy's, and those of generators that objects
+    have as attributes. They cannot be had again, because nobody knows all of them."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, owners: Iterable[Any]) -> None:
+        # A name, how to read the state, how to set it, and what it is.
+        found: List[Tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [("Python's random numbers", random.getstate, random.setstate)]
+        numpy = getattr(sys.modules.get("numpy"), "random", None)
+        if numpy is not None:
+            found.append(("NumPy's random numbers", numpy.get_state, numpy.set_state))
+        for g in {id(x): x for o in owners for x in (o, *getattr(o, "__dict__", {}).values())}.values():
+            if isinstance(g, torch.Generator):
+                found.append(("a generator", g.get_state, g.set_state))
+            elif isinstance(g, random.Random):
+                found.append(("a generator", g.getstate, g.setstate))
+            elif numpy is not None and isinstance(g, numpy.RandomState):
+                found.append(("a generator", g.get_state, g.set_state))
+            elif numpy is not None and isinstance(g, numpy.Generator):
+                found.append(("a generator", functools.partial(getattr, g.bit_generator, "state"), functools.partial(setattr, g.bit_generator, "state")))
+        self._found = [(name, get, set, get()) for name, get, set in found]
+
+    def drawn(self) -> str:
+        """Returns what was drawn from since, or nothing."""
+        return next((name for name, get, _, before in self._found if not _equal(get(), before)), "")
+
+    def set(self) -> None:
+        for _, get, set, before in self._found:
+            if not _equal(get(), before):
+                set(before)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return bool(torch.equal(a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(map(_equal, a, b))
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)

@@ -11,11 +11,12 @@ from its input in little time.
 from __future__ import annotations
 
 import collections
-from typing import Any, Counter, Dict, Iterator, List, Set
+from typing import Any, Counter, Dict, Iterable, Iterator, List, Set, Tuple
 
 import torch
 
 from ._compiled import is_compiled, kind
+from ._record import version_of
 
 # With fewer blocks than this, the parts of blocks are blocks themselves.
 FEW = 16
@@ -172,45 +173,74 @@ def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
     return list(out)
 
 
-_values = (int, float, bool, str)
+_numbers = (int, float, bool, str)
+_noted = (*_numbers, type(None), torch.Tensor, torch.nn.Parameter)
 _own = frozenset(torch.nn.Module().__dict__)
+
+# What longer containers have is not looked at, only how many.
+LONG = 64
 
 
 class Attributes:
-    """The numbers and the containers that the modules of a block have as attributes. A block
-    that changes them keeps state between its calls."""
+    """The numbers, tensors and containers that objects have as attributes: the modules of a block, or what it is
+    given. A block that changes them keeps state between its calls."""
 
-    __slots__ = ("_values", "_containers")
+    __slots__ = ("_places", "_containers")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._values: List[Any] = []
+    def __init__(self, owners: Iterable[Any]) -> None:
+        self._places: List[Tuple[str, Any, Any, Any, int]] = []  # a name, a container and a key in it, what is there, and its version
         self._containers: List[Any] = []
-        for m in module.modules():
-            for name, x in m.__dict__.items():
-                if name in _own:
+        for o in owners:
+            for name, x in o.__dict__.items():
+                if name in _own and isinstance(o, torch.nn.Module):
                     continue
-                if type(x) in _values:
-                    self._values.append((m, name, x))
+                if type(x) in _noted:
+                    self._note(name, o.__dict__, name, x)
                 elif type(x) in (list, dict, set):
                     self._containers.append((name, x, x.copy()))
+                    if len(x) <= LONG and type(x) is not set:
+                        for key, y in x.items() if type(x) is dict else enumerate(x):
+                            self._note(name, x, key, y)
+
+    def _note(self, name: str, container: Any, key: Any, x: Any) -> None:
+        if type(x) in _noted:
+            self._places.append((name, container, key, x, version_of(x) if isinstance(x, torch.Tensor) else 0))
 
     def changed(self) -> str:
-        """Returns the name of one that is different now, or nothing."""
-        for m, name, x in self._values:
-            if m.__dict__.get(name) != x:
-                return str(name)
+        """Returns the name of a number that is different now, or of a container with more or less in it, or nothing."""
         for name, now, before in self._containers:
             if len(now) != len(before):
                 return str(name)
-        return ""
+        return next((name for name, container, key, x, _ in self._places if type(x) in _numbers and at(container, key) != x), "")
+
+    def written(self) -> str:
+        """Returns the name of a tensor that was written in place, or nothing."""
+        return next((name for name, container, key, x, version in self._places if isinstance(x, torch.Tensor) and version_of(x) != version), "")
+
+    def replaced(self) -> List[Place]:
+        """Returns where there are other tensors now. They may be results, which anybody may read, as losses are."""
+        return [(container, key) for _, container, key, x, _ in self._places if type(x) not in _numbers and at(container, key) is not x]
 
     def restore(self) -> None:
-        for m, name, x in self._values:
-            m.__dict__[name] = x
         for _, now, before in self._containers:
             if len(now) != len(before):
                 now.clear()
                 now.extend(before) if type(now) is list else now.update(before)
+        for _, container, key, x, _ in self._places:
+            if at(container, key) is not x:
+                container[key] = x
+
+
+# A container and a key in it.
+Place = Tuple[Any, Any]
+
+
+def at(container: Any, key: Any) -> Any:
+    """Returns what is at a place, or None."""
+    try:
+        return container[key]
+    except (KeyError, IndexError):
+        return None
 
 
 counting = torch.nn.modules.batchnorm._NormBase

@@ -1,10 +1,12 @@
 """Blocks and cheap modules that keep something, draw from random numbers of their own, or whose
 weights are not what they were: second passes change nothing that anybody sees."""
 
+import random
 import unittest
 
 import torch
-from blocks import Compared, Layer, one_pass, planned, refused, stack, train
+from blocks import Block, Compared, Layer, one_pass, planned, refused, stack, train
+from stowage import _surroundings
 from torch import nn
 
 PLANS = ["lean", "whole", "offload", "lean, offload"]
@@ -78,6 +80,165 @@ class Parts(State):
                 return x + self.mlp((self.scale(x) * x.sigmoid()) @ self.gate)
 
         self.assertFalse(self.every_plan(stack(Gated)))
+
+
+class Keeps(State):
+    """Modules without matrices, alone and in blocks, which keep something between their calls."""
+
+    def check(self, inner, why, **more):
+        reasons = self.every_plan(stack(lambda: Around(inner)), **more)
+        self.assertEqual({why}, set(reasons.values()))
+
+    def test_buffers(self):
+        class Running(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("most", torch.ones(()))
+
+            def forward(self, x):
+                with torch.no_grad():
+                    self.most.mul_(0.9).add_(0.1 * x.abs().max())
+                return torch.tanh(x / self.most) * x
+
+        self.check(Running, "it changes its buffers")
+
+    def test_tensors_that_are_written(self):
+        class Running(nn.Module):
+            def forward(self, x):
+                self.most.mul_(0.9).add_(0.1 * x.detach().abs().max())
+                return torch.tanh(x / self.most.clone()) * x
+
+        self.check(Running, "it writes to its attribute 'most'", prepare=lambda model: [setattr(b.inner, "most", torch.ones(())) for b in model.blocks])
+
+    def test_tensors_that_are_replaced(self):
+        class Running(nn.Module):
+            def forward(self, x):
+                self.most = 0.9 * self.most + 0.1 * x.detach().abs().max()
+                return torch.tanh(x / self.most) * x
+
+        reasons = self.every_plan(stack(lambda: Around(Running)), prepare=lambda model: [setattr(b.inner, "most", torch.ones(())) for b in model.blocks])
+        self.assertRegex(reasons["blocks.0"], "makes other values")
+
+    def test_tensors_that_only_others_read(self):
+        """They are counted once, and the block is recomputed."""
+
+        class Counts(Block):
+            def forward(self, x):
+                out = super().forward(x)
+                self.loss, self.seen["sum"] = out.square().mean(), self.seen["sum"] + out.detach().sum()
+                return out
+
+        def step(model, i):
+            loss = model(torch.randn(3, 4, 8)).square().mean() + sum(b.loss for b in model.blocks)
+            read = [b.loss for b in model.blocks]
+            loss.backward()
+            self.assertTrue(all(b.loss is t for b, t in zip(model.blocks, read)))
+            return [loss, *(b.seen["sum"] for b in model.blocks)]
+
+        def prepare(model):
+            for b in model.blocks:
+                b.loss, b.seen = None, {"sum": torch.zeros(())}
+
+        self.assertFalse(self.every_plan(stack(Counts), step, prepare=prepare))
+
+    def test_objects_that_are_given(self):
+        class Board:
+            def __init__(self, x):
+                self.x, self.sums = x, []
+
+        class Writes(Block):
+            def forward(self, board):
+                board.x = super().forward(board.x)
+                board.sums.append(board.x.sum())
+                return board
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(Writes() for _ in range(3))
+
+            def forward(self, x):
+                board = Board(x)
+                for block in self.blocks:
+                    board = block(board)
+                return board
+
+        def step(model, i):
+            board = model(torch.randn(3, 4, 8))
+            (board.x.square().mean() + sum(board.sums)).backward()
+            return [board.x, *board.sums]
+
+        self.assertEqual({"it writes to its input"}, set(self.every_plan(Model(), step).values()))
+
+
+class Draws(State):
+    def check(self, draw, why, prepare):
+        class Cheap(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x) * x * draw(self)
+
+        class Depth(Block):
+            def forward(self, x):
+                return super().forward(x) if draw(self) > 0.1 else x
+
+        def step(model, i):
+            loss = one_pass(model, i)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # of blocks that were left out
+            return loss
+
+        for make in (lambda: Around(Cheap), Depth):
+            self.assertEqual({why}, set(self.every_plan(stack(make), step, steps=8, prepare=prepare).values()))
+
+    def test_python(self):
+        self.check(lambda _: random.random(), "it draws from Python's random numbers", lambda _: random.seed(1))
+
+    def test_numpy(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("there is no NumPy")
+        self.check(lambda _: numpy.random.rand(), "it draws from NumPy's random numbers", lambda _: numpy.random.seed(1))
+        own = lambda model: [setattr(m, "own", numpy.random.default_rng(1)) for m in model.modules()]
+        self.check(lambda m: m.own.random(), "it draws from a generator", own)
+
+    def test_generators(self):
+        own = lambda model: [setattr(m, "own", random.Random(1)) for m in model.modules()]
+        self.check(lambda m: m.own.random(), "it draws from a generator", own)
+        given = torch.Generator().manual_seed(1)
+        draws = _surroundings.Draws([given])
+        self.assertEqual("", draws.drawn())
+        first = torch.rand(3, generator=given)
+        self.assertEqual("a generator", draws.drawn())
+        draws.set()
+        self.assertTrue(torch.equal(first, torch.rand(3, generator=given)))
+
+
+class Weights(State):
+    def test_functional_call(self):
+        """Weights that a module has for one call, equal to its own in recorded steps."""
+        call = torch.func.functional_call if hasattr(torch, "func") else torch.nn.utils.stateless.functional_call
+
+        class Tuned(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base = stack(Layer)
+                self.more = nn.ParameterList(nn.Parameter(torch.zeros_like(p)) for p in self.base.parameters())
+
+            def forward(self, x):
+                return call(self.base, {name: p + more for (name, p), more in zip(self.base.named_parameters(), self.more)}, (x,))
+
+        def step(model, i):
+            loss = one_pass(model, i)
+            if i > 1:
+                with torch.no_grad():
+                    for p in model.more:
+                        p += 0.01
+            else:
+                model.more.zero_grad()
+            return loss
+
+        self.assertFalse(self.every_plan(Tuned(), step))
 
 
 if __name__ == "__main__":
