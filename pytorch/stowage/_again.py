@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
@@ -225,9 +225,7 @@ class Whole:
         return t
 
     def run(self) -> None:
-        for p, version in self.weights.items():
-            if version_of(p) != version:
-                raise Error(modified(p.dtype, p.shape, version, p._version))
+        check_versions(self.weights.items())
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
         there = [(container, key, at(container, key)) for container, key in self.sets]
@@ -245,6 +243,13 @@ class Whole:
         self.values = dict(enumerate(saved))
 
 
+def check_versions(weights: Iterable[Tuple[torch.Tensor, int]]) -> None:
+    """Raises an error if a weight was written since."""
+    for p, version in weights:
+        if version_of(p) != version:
+            raise Error(modified(p.dtype, p.shape, version, p._version))
+
+
 def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) -> None:
     """Raises an error if a second forward pass saved other things than the first."""
     if want != got:
@@ -258,7 +263,7 @@ class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
     there is a recipe for its input, the input is not held, and the call is of its kind."""
 
-    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "mode", "dropped", "last", "values", "y", "uses")
+    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "mode", "weights", "dropped", "last", "values", "y", "uses", "version")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
         self.module, self.forward, self.holder, self.before = module, forward, holder, before
@@ -268,11 +273,13 @@ class Small:
         self.held: Any = None
         self.grad = x.requires_grad
         self.around, self.mode = Surroundings(), Mode(module)
+        self.weights = [(p, version_of(p)) for p in module._parameters.values() if p is not None]
         self.dropped: List[int] = []  # which of the tensors that the pass saves
         self.last = 0  # how many it saves
         self.values: Dict[int, torch.Tensor] = {}
         self.y: Optional[torch.Tensor] = None
         self.uses = 0  # of its result, that are to come
+        self.version = 0  # of its result
 
     def pack(self, t: torch.Tensor) -> Any:
         i = self.last
@@ -323,6 +330,7 @@ class Small:
             self.y = None
 
     def run(self) -> None:
+        check_versions(self.weights)
         x = self.input().detach()
         with self.around.again(), modes_again([self.mode]), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
             if not self.dropped:
@@ -433,6 +441,30 @@ class Recipe:
         return self.view.of(made)
 
 
+# What the kind of an operator ends with whose result was written over: by itself, or by others without a history.
+WRITTEN = " in place"
+
+
+class Refused(Dict[str, str]):
+    """Kinds of cheap tensors that are kept, and why; and those that were tried and made the same bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: Set[str] = set()
+
+
+class Keeps:
+    """The kinds of cheap tensors that a block keeps under a plan."""
+
+    __slots__ = ("refused", "kept")
+
+    def __init__(self, refused: Refused, kept: Container[str]) -> None:
+        self.refused, self.kept = refused, kept
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self.refused or kind in self.kept or str(kind).endswith(WRITTEN) and kind not in self.refused.tried
+
+
 # What is needed to make a tensor again: its kind, and a function that does it.
 Maker = Tuple[str, Callable[[], torch.Tensor]]
 
@@ -504,9 +536,13 @@ def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optiona
     node = base.grad_fn
     if node is None:
         return None
-    found = maker(node, made)
+    found, small = maker(node, made), made.get(node)
+    if small is not None and version_of(base) != small.version:
+        return None  # it was written since, without a history
     if found is None and node.name() == "ToCopyBackward0":
         found = _cast(node, base, made)
+    if found is not None and small is None and version_of(base) != 0:
+        found = found[0] + WRITTEN, found[1]
     if found is None or found[0] in refused or storage_of(base).nbytes() != base.numel() * base.element_size():
         return None
     return Recipe(*found, base, t)
@@ -570,5 +606,5 @@ class Lean:
             raise Error(f"{type(module).__name__} writes to its input and did not when its block was recorded; give keep=[the name of the block] to attach()")
         small.hold()
         if type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view():
-            self.made[y.grad_fn] = small
+            self.made[y.grad_fn], small.version = small, version_of(y)
         return y

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optio
 import torch
 
 from . import _config
-from ._again import IN_PLACE
+from ._again import IN_PLACE, Refused
 from ._budget import MARGIN, Need, largest, least_for, limit_for
 from ._clock import Clock
 from ._config import Size
@@ -542,7 +542,7 @@ class _Scene:
         self.weights = set(storages([*model.parameters(), *model.buffers()]))
         self._now: Union[None, Recording, Following] = None
         self.thread, self.quiet = threading.get_ident(), False
-        self.refused: Dict[str, str] = {}
+        self.refused = Refused()
 
     def on_other_stream(self) -> bool:
         return False

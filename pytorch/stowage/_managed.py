@@ -11,12 +11,12 @@ import copy
 import fnmatch
 import threading
 import types
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import _units
-from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
+from ._again import IN_PLACE, Holder, Keeps, Lean, Refused, Whole, hooks, in_checkpoint, state
 from ._attach import listed
 from ._clock import Clock
 from ._compiled import in_compiled, with_budget
@@ -252,7 +252,7 @@ class Passes:
 class Following:
     """A step that follows a plan. The step is None if nothing is offloaded."""
 
-    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Collection[str] = (), passes: Optional[Passes] = None) -> None:
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Refused, passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
@@ -303,7 +303,7 @@ class Following:
         return out
 
     def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused, None if self.passes is None else self.passes.cheap(u))
+        lean = Lean(holder, self.least, Keeps(self.refused, choice.kept), None if self.passes is None else self.passes.cheap(u))
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):

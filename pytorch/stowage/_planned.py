@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tup
 import torch
 
 from . import _explain
-from ._again import raised
+from ._again import Refused, raised
 from ._budget import Budget
 from ._clock import Stopwatch
 from ._compiled import BUDGETS, allow_more_graphs
@@ -67,7 +67,7 @@ class Planner:
         self._found: Optional[Ranks] = None
         self.units = Units(runtime)
         self.keys: Dict[str, Key] = {}
-        self._refused: Dict[str, str] = {}  # kinds of cheap tensors that are kept, and why
+        self._refused = Refused()  # kinds of cheap tensors that are kept, and why
         self._exact = exact
         self._warned = False  # a step that exceeded the budget was told of
         self._not_smaller: Dict[str, str] = {}  # kinds of compiled blocks that are not compiled again, and why

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
+from ._again import Holder, Made, Refused, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
 from ._bits import equal, near, same, seed
 from ._clock import Clock
 from ._compiled import is_compiled, kind
@@ -105,6 +105,7 @@ class Call:
         self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
         self.modes: List[Mode] = []
+        self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
         # pass on a GPU has its own.
         self.context = contextvars.copy_context() if unit.compiled else None
@@ -181,7 +182,7 @@ class Call:
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
         self.again = self.around = self.random = self.context = None
-        self.modes = []
+        self.modes, self.weights = [], []
         self.smalls, self.made = [], {}
         for e in self.entries:
             e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
@@ -195,7 +196,7 @@ def fits(need: int, room: int) -> bool:
 class Profile:
     """What is recorded of one step."""
 
-    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None, budgets: Sequence[float] = (), exact: bool = True, enough: float = 1.0) -> None:
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Refused, agreed: Optional[Set[Tuple[str, int, str]]] = None, budgets: Sequence[float] = (), exact: bool = True, enough: float = 1.0) -> None:
         self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
         # What is tried: calls for which there is room, or exactly those on which ranks agreed.
         self.agreed = agreed
@@ -319,6 +320,7 @@ class Profile:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
         call.modes = [Mode(m) for m in inside]
+        call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
         if call.fixed:
             number = call.ticket = self.step.reserve(call.fixed)
@@ -395,7 +397,7 @@ class Profile:
                 else:
                     self.check(outer)
                 outer.again = outer.around = outer.random = None
-                outer.modes = []
+                outer.modes, outer.weights = [], []
             outer = outer.parent
         call.forget()
         call.resumed = self.now = self.clock.stamp()
@@ -406,6 +408,8 @@ class Profile:
         unit = call.unit
         inside = list(modules(unit.module))
         attributes, draws = Attributes(inside), Draws(inside)
+        if any(version_of(p) != version for p, version in call.weights):
+            unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
         try:
             need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)
@@ -536,6 +540,8 @@ class Profile:
         for t, (i, e) in zip(got, cheap):
             if t is not None and not equal(t, call.value(i)):
                 good = self.refuse(e, "it makes other bits")
+            elif t is not None:
+                self.refused.tried.add(e.kind)
         del got
         call.forget_cheap()
         if good:  # all of it can be made, and is timed when there is memory for it
@@ -594,7 +600,7 @@ class _Recorded:
                 if found is None:
                     call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
-            call.made[y.grad_fn] = small
+            call.made[y.grad_fn], small.version = small, version_of(y)
             call.smalls.append(small)
             return y
         for entry in call.entries[first:]:

@@ -5,7 +5,7 @@ import random
 import unittest
 
 import torch
-from blocks import Block, Compared, Layer, one_pass, planned, refused, stack, train
+from blocks import Block, Compared, Layer, choices, one_pass, planned, refused, stack, train
 from stowage import _surroundings
 from torch import nn
 
@@ -63,7 +63,7 @@ class Marks(State):
                         z = torch.view_as_complex(self.up(x).view(*x.shape[:-1], 4, 2))
                         return x + self.down(torch.view_as_real(self.inner(z * 0.3)).flatten(-2))
 
-                self.assertFalse(self.every_plan(stack(Block)))
+                self.assertFalse(self.every_plan(stack(Block, 2)))
 
 
 class Parts(State):
@@ -79,14 +79,14 @@ class Parts(State):
                 x = x + self.attention(self.norm(x))
                 return x + self.mlp((self.scale(x) * x.sigmoid()) @ self.gate)
 
-        self.assertFalse(self.every_plan(stack(Gated)))
+        self.assertFalse(self.every_plan(stack(Gated, 2)))
 
 
 class Keeps(State):
     """Modules without matrices, alone and in blocks, which keep something between their calls."""
 
     def check(self, inner, why, **more):
-        reasons = self.every_plan(stack(lambda: Around(inner)), **more)
+        reasons = self.every_plan(stack(lambda: Around(inner), 2), **more)
         self.assertEqual({why}, set(reasons.values()))
 
     def test_buffers(self):
@@ -116,7 +116,7 @@ class Keeps(State):
                 self.most = 0.9 * self.most + 0.1 * x.detach().abs().max()
                 return torch.tanh(x / self.most) * x
 
-        reasons = self.every_plan(stack(lambda: Around(Running)), prepare=lambda model: [setattr(b.inner, "most", torch.ones(())) for b in model.blocks])
+        reasons = self.every_plan(stack(lambda: Around(Running), 2), prepare=lambda model: [setattr(b.inner, "most", torch.ones(())) for b in model.blocks])
         self.assertRegex(reasons["blocks.0"], "makes other values")
 
     def test_tensors_that_only_others_read(self):
@@ -139,7 +139,7 @@ class Keeps(State):
             for b in model.blocks:
                 b.loss, b.seen = None, {"sum": torch.zeros(())}
 
-        self.assertFalse(self.every_plan(stack(Counts), step, prepare=prepare))
+        self.assertFalse(self.every_plan(stack(Counts, 2), step, prepare=prepare))
 
     def test_objects_that_are_given(self):
         class Board:
@@ -188,7 +188,7 @@ class Draws(State):
             return loss
 
         for make in (lambda: Around(Cheap), Depth):
-            self.assertEqual({why}, set(self.every_plan(stack(make), step, steps=8, prepare=prepare).values()))
+            self.assertEqual({why}, set(self.every_plan(stack(make, 2), step, steps=8, prepare=prepare).values()))
 
     def test_python(self):
         self.check(lambda _: random.random(), "it draws from Python's random numbers", lambda _: random.seed(1))
@@ -222,7 +222,7 @@ class Weights(State):
         class Tuned(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.base = stack(Layer)
+                self.base = stack(Layer, 2)
                 self.more = nn.ParameterList(nn.Parameter(torch.zeros_like(p)) for p in self.base.parameters())
 
             def forward(self, x):
@@ -239,6 +239,77 @@ class Weights(State):
             return loss
 
         self.assertFalse(self.every_plan(Tuned(), step))
+
+    def test_written_in_the_backward_pass(self):
+        """An optimiser that runs when a gradient is there: that of a last bias comes before anything saved is asked for."""
+
+        class Last(Block):
+            def __init__(self):
+                super().__init__()
+                self.bias = nn.Parameter(torch.randn(8))
+
+            def forward(self, x):
+                return super().forward(x) + self.bias
+
+        def prepare(model):
+            for p in model.parameters():
+                node = p.expand_as(p).grad_fn.next_functions[0][0]
+                node.register_hook(lambda *_, p=p: update(p))
+                nodes.append(node)
+
+        @torch.no_grad()
+        def update(p):
+            p.add_(p.grad, alpha=-0.01)
+
+        def step(model, i):
+            if model not in prepared:
+                prepare(model)
+                prepared.add(model)
+            return one_pass(model, i)
+
+        nodes, prepared = [], set()
+        for make, why in ((Last, "a weight of it is written in the backward pass before it could run again"), (Block, "")):
+            reasons = self.every_plan(stack(make, 2), step)
+            self.assertEqual({why} - {""}, set(reasons.values()))
+
+
+class Written(State):
+    def test_results_without_a_history(self):
+        """Of norms and operators, in later steps."""
+
+        class Clips(Block):
+            def forward(self, x):
+                y = self.norm(x)
+                self.clip(y)
+                h = torch.nn.functional.silu(self.up(y))
+                self.clip(h)
+                return x + self.down(h)
+
+            @torch.no_grad()
+            def clip(self, t):
+                if on:
+                    t.clamp_(-0.2, 0.2)
+
+        def step(model, i):
+            on[:] = [1] if i > 3 else []
+            return one_pass(model, i)
+
+        on = []
+        self.assertFalse(self.every_plan(stack(Clips, 2), step, 6))
+
+    def test_operators_in_place(self):
+        """They are recomputed, if they were in recorded steps."""
+
+        class Over(Block):
+            def forward(self, x):
+                return x + self.down(self.up(torch.nn.functional.silu(self.norm(x), inplace=True)))
+
+        model = stack(Over, 2)
+        self.assertFalse(self.every_plan(model))
+        with planned(model, "lean") as rt:
+            train(model, one_pass, 3, rt)
+            self.assertIn("SiluBackward0 in place", rt._planner._refused.tried)
+            self.assertEqual({"recompute cheap parts"}, set(choices(rt).values()))
 
 
 if __name__ == "__main__":
