@@ -92,6 +92,7 @@ class State(threading.local):
 
     lean: Optional[Lean] = None  # the call of a block whose cheap parts are dropped
     again = 0  # depth of second forward passes
+    whole: Tuple[Any, ...] = ()  # the units of calls that are recomputed and in their first pass
 
 
 state = State()

@@ -257,8 +257,8 @@ class Following:
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if u.left_alone:
-            return forward(*args, **kwargs)
+        if u.left_alone or state.whole and (u.parent is None or u in state.whole):
+            return forward(*args, **kwargs)  # what it saves is made again with the call around it
         choice = self.plan.choices.get(u, KEEP)
         if self.step is not None:
             return self.told(u, choice, forward, args, kwargs)
@@ -293,12 +293,12 @@ class Following:
 
     def whole(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first, u.sets.values())
-        before, state.lean = state.lean, None
+        before, state.lean, state.whole = (state.lean, state.whole), None, (*state.whole, u)
         try:
             with hooks(call.pack, call.unpack):
                 out = forward(*args, **kwargs)
         finally:
-            state.lean = before
+            state.lean, state.whole = before
         call.end()
         return out
 

@@ -5,7 +5,7 @@ import random
 import unittest
 
 import torch
-from blocks import Block, Compared, Layer, choices, one_pass, planned, refused, stack, train
+from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train
 from stowage import _surroundings
 from torch import nn
 
@@ -80,6 +80,26 @@ class Parts(State):
                 return x + self.mlp((self.scale(x) * x.sigmoid()) @ self.gate)
 
         self.assertFalse(self.every_plan(stack(Gated, 2)))
+
+    def test_blocks_that_call_themselves(self):
+        class Calls(Block):
+            def forward(self, x, depth=2):
+                y = super().forward(x)
+                return y if depth == 0 else self(y, depth - 1) + y
+
+        class Borrows(nn.Module):
+            """Another block, which is one of the model itself."""
+
+            def __init__(self, other):
+                super().__init__()
+                self.other, self.last = other, nn.Linear(8, 8)
+
+            def forward(self, x):
+                return self.last(self.other(x))
+
+        self.assertFalse(self.every_plan(stack(Calls, 2), plans=[*PLANS, "whole, offload"]))
+        lent = [Block(), Block()]
+        self.assertFalse(self.every_plan(Stack(*lent, *map(Borrows, lent)), plans=[*PLANS, "whole, offload"]))
 
 
 class Keeps(State):
