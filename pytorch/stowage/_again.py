@@ -26,13 +26,11 @@ import torch.utils.checkpoint  # which PyTorch does not import by itself
 from torch.utils import _pytree
 
 from ._errors import Error
-from ._record import Kept, modified, storage_of, version_of
+from ._record import Kept, is_dense, modified, storage_of, version_of
 from ._surroundings import Mode, Random, Surroundings, modes_again
 from ._units import Place, Uncounted, at, counting, modules
 
 hooks = torch.autograd.graph.saved_tensors_hooks
-_strided = torch.strided
-_plain = (torch.Tensor, torch.nn.Parameter)
 # Before this function existed, an exception in a hook could not end a forward pass.
 STOPS = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop")
 
@@ -100,6 +98,10 @@ state = State()
 
 # The shape and the type of what a forward pass saved.
 Shape = Tuple[torch.Size, torch.dtype]
+
+
+def shape_of(t: torch.Tensor) -> Shape:
+    return torch.Size() if t.is_nested else t.shape, t.dtype  # whose parts have shapes of their own
 
 
 def cast_weight(t: torch.Tensor) -> Any:
@@ -198,7 +200,7 @@ class Whole:
         i = len(self.shapes)
         if i and i == self.first:
             return self.holder.pack(t)
-        self.shapes.append((t.shape, t.dtype))
+        self.shapes.append(shape_of(t))
         base: Any = t._base if t._is_view() else t
         if base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter):
             self.weights.setdefault(base, version_of(base))  # it may be no weight of the block
@@ -240,7 +242,7 @@ class Whole:
                 container[key] = x
         if self.first and not STOPS:
             del saved[self.first :]
-        check(self.module, self.shapes, [(t.shape, t.dtype) for t in saved])
+        check(self.module, self.shapes, list(map(shape_of, saved)))
         self.values = dict(enumerate(saved))
 
 
@@ -285,7 +287,7 @@ class Small:
     def pack(self, t: torch.Tensor) -> Any:
         i = self.last
         self.last += 1
-        if t.is_leaf and t.requires_grad or type(t) not in _plain or t.layout is not _strided:
+        if t.is_leaf and t.requires_grad or not is_dense(t):
             return IN_PLACE.pack(t)
         memory, x = storage_of(t), self.x
         if x is not None and self.before is None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
@@ -529,7 +531,7 @@ def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optional[Recipe]:
     """Returns how a tensor can be made again, or None. Kinds that were tried and made other
     bits are refused."""
-    if type(t) is not torch.Tensor or t.layout is not _strided:
+    if type(t) is not torch.Tensor or not is_dense(t):
         return None
     base = t._base if t._is_view() else t
     if base is None or type(base) is not torch.Tensor:

@@ -16,7 +16,7 @@ def near(a: torch.Tensor, b: torch.Tensor) -> bool:
     the digits are equal."""
     if same(a, b):
         return True
-    if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
+    if a.is_nested or b.is_nested or a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
         return False
     digits = torch.finfo(a.dtype).eps ** 0.5
     a, b = a.detach().double(), b.detach().double()
@@ -40,7 +40,9 @@ _whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit, not-a-numbers too."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.is_nested and b.is_nested:
+        return len(a.unbind()) == len(b.unbind()) and all(map(same, a.unbind(), b.unbind()))
+    if a.is_nested or b.is_nested or a.shape != b.shape or a.dtype != b.dtype:
         return False
     if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided or a.is_meta:
         return True  # a shard or a sparse tensor: what comes of it is compared. Meta tensors have no bits
@@ -107,8 +109,8 @@ class Digests:
         self._by = torch.randint(-(2**62), 2**62, (self._most,), generator=torch.Generator(device).manual_seed(1), device=device)
 
     def of(self, t: torch.Tensor) -> Digest:
-        kind = t.shape, t.dtype
-        if type(t) not in _plain or t.layout is not torch.strided or t.is_meta:
+        kind = torch.Size() if t.is_nested else t.shape, t.dtype
+        if t.is_nested or type(t) not in _plain or t.layout is not torch.strided or t.is_meta:
             return Digest(kind, None, None)
         bits, some = torch.zeros((), dtype=torch.int64, device=t.device), []
         with torch.no_grad():

@@ -24,6 +24,7 @@ from ._errors import Error
 from ._measured import KEEP, Cast, Choice
 from ._plan import Plan
 from ._profile import Profile, Unit
+from ._record import is_dense
 from ._step import InGroup, Ticket, first_made, in_backward
 
 
@@ -173,7 +174,7 @@ def _small(module: torch.nn.Module) -> Callable[[Callable[..., Any], Any, Any], 
         if lean is None or state.again or kwargs or len(args) != 1 or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         x = args[0]
-        if type(x) is not torch.Tensor or not x.requires_grad or x.layout is not torch.strided:
+        if type(x) is not torch.Tensor or not x.requires_grad or not is_dense(x):
             return forward(x)
         return lean.call(module, forward, x)
 

@@ -21,14 +21,12 @@ from ._bits import equal, near, same, seed
 from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
-from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
+from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made
 from ._surroundings import Draws, Mode, Random, Surroundings, modes_again
 from ._units import Attributes, Place, modules
-
-_plain = (torch.Tensor, torch.nn.Parameter)
 
 
 class Unit:
@@ -119,7 +117,7 @@ class Call:
         saved = Saved(self, p.holder.pack(t))
         entry = Entry(saved)
         kept = type(saved.held) is Kept
-        if type(t) in _plain and t.layout is torch.strided and t.device == p.device:
+        if is_dense(t) and t.device == p.device:
             memory = storage_of(t)
             entry.storage, entry.bytes = p.number(memory), memory.nbytes()
             small = self.small
@@ -279,7 +277,7 @@ class Profile:
         call = Call(self, unit, parent, self.count.get(unit, 0))
         self.count[unit] = call.number + 1
         given = _pytree.tree_flatten((args, kwargs))[0]
-        tensors = [x for x in given if type(x) in _plain and x.layout is torch.strided and x.device == self.device]
+        tensors = [x for x in given if isinstance(x, torch.Tensor) and is_dense(x) and x.device == self.device]
         call.inputs = {self.number(storage_of(x)): storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
         versions = [version_of(x) for x in tensors]
         call.again = (forward, _again.Inputs(self.holder, args, kwargs))
@@ -347,7 +345,7 @@ class Profile:
     def pack_outside(self, t: torch.Tensor) -> Any:
         """Keeps what is saved outside of units."""
         held = self.holder.pack(t)
-        if type(t) in _plain and t.layout is torch.strided and t.device == self.device and not (t.is_leaf and t.requires_grad):
+        if is_dense(t) and t.device == self.device and not (t.is_leaf and t.requires_grad):
             memory = storage_of(t)
             s, n = self.number(memory), memory.nbytes()
             if self.first.get(s) is not None or self.little.get(s) is not None:
@@ -509,7 +507,7 @@ class Profile:
             varies = len(again) == count and any(not same(t, again[i]) for i, t in others.items()) and all(near(t, again[i]) for i, t in others.items())
             if varies:
                 break
-        self.decide(call, count, [(t.shape, t.dtype) for t in others.values()], varies)
+        self.decide(call, count, [_again.shape_of(t) for t in others.values()], varies)
 
     @staticmethod
     def decide(call: Call, count: int, others: Sequence[Tuple[torch.Size, torch.dtype]], varies: bool) -> None:

@@ -27,6 +27,15 @@ if hasattr(torch.Tensor, "untyped_storage"):
 else:
     storage_of = torch.Tensor._storage
 
+_plain = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Reports whether a tensor is one of PyTorch's own with a size and strides: not sparse, nested, or of another class."""
+    return type(t) in _plain and t.layout is _strided and not t.is_nested
+
+
 # The innermost group in which a tensor was saved, and the module that the group belongs to.
 # It is weak: a module that keeps its output would be a cycle that the collector does not see.
 Place = Tuple[str, Optional["weakref.ref[torch.nn.Module]"]]

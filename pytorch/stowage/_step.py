@@ -298,7 +298,7 @@ class Step:
         name = self.name
         if name is None and not self.rows:
             return self.keep(t)
-        if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_quantized or t.is_inference():
+        if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_nested or t.is_quantized or t.is_inference():
             return self.keep(t)
         memory = storage_of(t)
         if memory.nbytes() < self.least or memory.nbytes() <= 16 and t.dim() == 0 and t.is_leaf:

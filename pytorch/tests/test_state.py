@@ -6,6 +6,7 @@ import unittest
 
 import torch
 from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train
+from common import runtime
 from stowage import _surroundings
 from torch import nn
 
@@ -291,6 +292,29 @@ class Weights(State):
         for make, why in ((Last, "a weight of it is written in the backward pass before it could run again"), (Block, "")):
             reasons = self.every_plan(stack(make, 2), step)
             self.assertEqual({why} - {""}, set(reasons.values()))
+
+
+@unittest.skipIf(torch.__version__ < "2", "this PyTorch has no gradients of nested tensors")
+class Nested(State):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.act, self.down = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)
+
+        def forward(self, x):
+            n = torch.nested.as_nested_tensor([x[0, :2], x[1, :3], x[2]])
+            return x + torch.nested.to_padded_tensor(self.down(self.act(self.up(n))), 0.0, (3, 4, 8))
+
+    def test_they_have_no_size(self):
+        """So they stay, and blocks are recomputed."""
+        self.assertFalse(self.every_plan(stack(Nested.Block, 2), plans=[*PLANS, "whole, offload"]))
+
+    def test_under_a_policy(self):
+        model = stack(Nested.Block, 2)
+        want = train(model, one_pass)
+        with runtime("offload") as rt:
+            rt.attach(model, groups={"blocks.*": "a"})
+            self.compare(want, train(model, one_pass, rt=rt))
 
 
 class Written(State):
