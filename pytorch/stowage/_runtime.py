@@ -192,6 +192,8 @@ class Runtime:
         if optimizer is not None and not hasattr(optimizer, "state"):
             raise Error(f"attach: expected an optimiser, got {type(optimizer).__name__}; give the one that updates this model, or leave it out")
         found = matches(model, groups, self._budget is None, self._planner is None)
+        if any(map(torch.nn.parameter.is_lazy, model.parameters())):
+            raise Error(f"attach: a parameter of {type(model).__name__} has no shape yet, as those of LazyLinear; run a batch through the model before")
         known = set(found.values()) | {name for a in self._attached for name in a.names} | self._seen | set(NAMES) | {OTHER}
         for name in self.policy or {}:
             # A name may be used in group() only: that shows when the first step ends.

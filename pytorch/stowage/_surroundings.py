@@ -87,8 +87,8 @@ class Mode:
         """Returns the weights that have other ones in their places."""
         if self.weights is None:
             return {}
-        now = self.module._parameters
-        return {name: p for name, p in self.weights.items() if now.get(name) is not p and type(p) in _plain and type(now.get(name)) in _plain}
+        now = self.module._parameters  # which has no get() in a scripted module
+        return {name: p for name, p in self.weights.items() if not (name in now and now[name] is p) and type(p) in _plain and type(now[name] if name in now else None) in _plain}
 
     def same(self) -> bool:
         return self.module.training == self.training and type(self.module) is self.kind and not self.others()

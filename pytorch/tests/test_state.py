@@ -261,6 +261,23 @@ class Weights(State):
 
         self.assertFalse(self.every_plan(Tuned(), step))
 
+    def test_scripted_modules(self):
+        """Their weights are in another kind of dictionary."""
+
+        class Scripted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.f = torch.jit.script(nn.LayerNorm(8)), torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+
+            def forward(self, x):
+                return x + self.f(self.norm(x))
+
+        model = stack(Scripted, 2)
+        with planned(model) as rt:
+            train(model, one_pass, 4, rt)
+            self.assertEqual({}, refused(rt))
+            self.assertEqual({"recompute"}, set(choices(rt).values()))
+
     def test_written_in_the_backward_pass(self):
         """An optimiser that runs when a gradient is there: that of a last bias comes before anything saved is asked for."""
 

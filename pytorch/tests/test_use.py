@@ -213,6 +213,7 @@ class Wrong(unittest.TestCase):
                 (lambda: rt.run(5), ["run: expected a function, got 5"]),
                 (lambda: rt.graph(5), ["graph: expected a function, got 5"]),
                 (lambda: rt.attach(nn.Linear(2, 2), {}), ["groups={} is empty"]),
+                (lambda: rt.attach(nn.LazyLinear(2), {"*": "a"}), ["a parameter of LazyLinear has no shape yet", "run a batch"]),
             ):
                 with self.raises(*parts):
                     bad()
