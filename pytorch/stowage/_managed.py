@@ -253,9 +253,9 @@ class Passes:
 class Following:
     """A step that follows a plan. The step is None if nothing is offloaded."""
 
-    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Refused, passes: Optional[Passes] = None) -> None:
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Optional[Refused] = None, passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
-        self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
+        self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, Refused() if refused is None else refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if u.left_alone or state.whole and (u.parent is None or u in state.whole):

@@ -404,7 +404,7 @@ class Around(unittest.TestCase):
     def test_modes(self):
         a, b = nn.Dropout(), nn.Dropout()
         b.eval()
-        modes = [(a, True), (b, False)]
+        modes = [_surroundings.Mode(a), _surroundings.Mode(b)]
         with _surroundings.modes_again(modes):
             self.assertEqual((True, False), (a.training, b.training))
         a.eval()
@@ -485,7 +485,7 @@ class SecondPasses(unittest.TestCase):
                     y = forward(x).float().sum()
             whole.end()
             self.assertEqual({*block.parameters(), x}, set(whole.weights) | {x})
-            self.assertEqual([(m, True) for m in block.modules()], sorted(whole.modes, key=lambda mode: list(block.modules()).index(mode[0])))
+            self.assertEqual([(m, True) for m in block.modules()], sorted(((mode.module, mode.training) for mode in whole.modes), key=lambda mode: list(block.modules()).index(mode[0])))
             block.eval()
             torch.rand(5)
             state = torch.get_rng_state()
@@ -1239,7 +1239,7 @@ class Counting(unittest.TestCase):
     def test_attributes(self):
         m = nn.Sequential(nn.Linear(2, 2))
         m[0].count, m[0].name, m.seen, m[0].table, m.some = 3, "x", [1], {"a": 1}, {5}
-        state = _units.Attributes(m)
+        state = _units.Attributes(m.modules())
         self.assertEqual("", state.changed())
         for change, name in ((lambda: setattr(m[0], "count", 4), "count"), (lambda: setattr(m[0], "name", "y"), "name"), (lambda: m.seen.append(2), "seen"), (lambda: m[0].table.update(b=2), "table"), (lambda: m.some.clear(), "some"), (lambda: delattr(m[0], "count"), "count")):
             change()
