@@ -70,7 +70,7 @@ func TestSizers(t *testing.T) {
 			if again := z.Next(Seen{Capacity: next, Demand: seen.Demand}); again != next {
 				t.Fatalf("%T: %d pages, then %d for the same demand", z, next, again)
 			}
-			if _, low := z.(LowWater); low && float64(next) > max(float64(seen.Capacity), 1.048*float64(seen.Demand)) {
+			if l, low := z.(LowWater); low && float64(next) > max(float64(seen.Capacity), (1+l.Headroom)*float64(seen.Demand)) {
 				t.Fatalf("low water keeps %d pages after %+v", next, seen)
 			}
 		}
