@@ -11,10 +11,11 @@ from unittest import mock
 
 from blocks import Block, Compared, choices, one_pass, planned, stack, train
 from common import DEVICE, same, stowage, torch
-from stowage import _again, _bits, _compiled, _explain, _library, _memory, _rerun, _runtime, _smaller, _surroundings, _units
+from stowage import _again, _bits, _compiled, _explain, _library, _memory, _profile, _rerun, _runtime, _smaller, _surroundings, _units
 from stowage._clock import FILL, Clock, Stopwatch
 from stowage._errors import Error, Overflow, TooSmall
 from stowage._planned import RECORDED
+from stowage._record import Handle, Kept
 from torch import nn
 from zoo import leaf
 
@@ -877,6 +878,81 @@ class Refused(Compared):
                     if how != "fails":  # where the whole check of a block ends
                         self.assertRegex(rt._planner._refused["Fickle"], lean)
                         self.assertEqual(["Fickle"], list(rt._planner._refused))
+
+
+class Records(unittest.TestCase):
+    """A record of a step, by itself."""
+
+    def profile(self, least=1, **more):
+        budget = mock.Mock(needs=lambda: [1, 2], readings=3)
+        return _profile.Profile(CPU, mock.Mock(pack=lambda t: Kept(t, None)), set(), least, budget, {}, **more)
+
+    def test_room(self):
+        """A second pass takes a quarter more than what it makes."""
+        self.assertEqual([True, False, True, True, False], [_profile.fits(*x) for x in ((0, 0), (4, 4), (4, 5), (100, 125), (100, 124))])
+
+    def test_parts(self):
+        block = _profile.Unit("block", nn.Tanh(), None)
+        part = _profile.Unit("part", nn.Tanh(), block)
+        self.assertEqual(([part], [], block), (block.parts, part.parts, part.parent))
+
+    def test_numbers(self):
+        """Those of storages that are gone are not given again."""
+        p, seen = self.profile(), set()
+        for _ in range(50):
+            seen.add(p.number(_again.storage_of(torch.zeros(1000))))
+        self.assertEqual((50, 50), (len(seen), len(p.numbered)))
+        x = torch.zeros(3)
+        weak = p.numbered[p.number(_again.storage_of(x))]
+        self.assertIs(weak, p.numbered[p.number(_again.storage_of(x[1:]))])
+        p.stack.append("call")
+        p.close()
+        self.assertEqual(([1, 2], [], {}, _again.IN_PLACE, None), (p.needs, p.stack, p.numbered, p.holder, p.step))
+        with self.assertRaisesRegex(Error, "needed after its step"):
+            p.unpack("a handle")
+        self.assertIs(x, p.unpack(Kept(x, None)))
+
+    def test_outside(self):
+        """What is saved there is taken and given back once; what a block saved first stays, and what is small is not counted."""
+        p, weight = self.profile(least=16), nn.Parameter(torch.zeros(8))
+        x, small, of_block, little = torch.zeros(8), torch.zeros(3), torch.zeros(8), torch.zeros(2)
+        number = lambda t: p.number(_again.storage_of(t))
+        p.first[number(of_block)] = p.little[number(little)] = "call"
+        held = [p.pack_outside(t) for t in (x, x[2:], small, of_block, little, weight)]
+        self.assertEqual([("take", number(x), 3)], [(kind, what, mark) for (kind, what, _), mark in zip(p.ops, p.marks)])
+        self.assertEqual([number(x), 0, 0, 0, 0, 0], [s for _, s in held])
+        self.assertEqual({number(of_block), number(little)}, p.shared)
+        self.assertEqual({number(little): "call", number(small): None}, p.little)
+        for h in held[:2] * 2:
+            p.unpack_outside(h)
+        self.assertEqual(["take", "give"], [kind for kind, _, _ in p.ops])
+        self.assertEqual(32, p.most_outside())
+
+    def test_compiled(self):
+        """Bytes that compiled blocks save beside what calls are given."""
+        p = self.profile()
+        compiled, plain = (mock.Mock(unit=mock.Mock(compiled=c), inputs=i) for c, i in ((True, {}), (False, {3: 9})))
+        p.calls, p.first, p.bytes = [compiled, plain], {1: compiled, 2: plain, 3: compiled, 4: None}, {1: 10, 2: 20, 3: 40, 4: 80}
+        self.assertEqual(10, p.in_compiled())
+        self.assertEqual(0, self.profile().largest())
+
+    def test_sizes(self):
+        """A storage counts once. What is offloaded is away, and what autograd is done with is not."""
+        p = self.profile()
+        call = _profile.Call(p, _profile.Unit("block", nn.Tanh(), None), None, 0)
+        saves = []
+        away = Handle.__new__(Handle)
+        away.record = mock.Mock(memory=None)
+        for storage, bytes, held in ((1, 10, Kept(torch.zeros(1), None)), (2, 20, away), (2, 20, away), (3, 40, None)):
+            saved = _profile.Saved(call, held)
+            saves.append(saved)
+            entry = _profile.Entry(saved)
+            entry.storage, entry.bytes = storage, bytes
+            call.entries.append(entry)
+            call.all.append((call, len(call.entries) - 1))
+        del saved, saves[3:]
+        self.assertEqual((70, 20), p.sizes(call))
+        self.assertIsNone(call.value(3))
 
 
 class Bits(unittest.TestCase):

@@ -652,8 +652,9 @@ class Twice(nn.Module):
 
     def forward(self, x):
         x = (x * self.blocks[0][0].weight).exp()
-        a, b = self.blocks[0](x), self.blocks[1](x)
-        return self.blocks[0](a.sin() * b) * x
+        y = x + 1
+        a, b = self.blocks[0](x), self.blocks[1](y)
+        return self.blocks[0](a.sin() * b) * x + y.sin()
 
 
 @unittest.skipUnless(torch.__version__.startswith("1.13"), "other versions of PyTorch save other tensors")
@@ -695,7 +696,7 @@ class Profiles(Table):
 
         lines = []
         for name, model, step, more in (
-            ("twice", Twice(), one, {}), ("layers", stack(Layer, 2), one_pass, {"least": 100}), ("autocast", stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), 2), cast, {"least": 100}), ("small", stack(Block, 2), one_pass, {"least": 1000}),
+            ("twice", Twice(), one, {}), ("layers", stack(Layer, 2), one_pass, {"least": 100}), ("autocast", stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), 2), cast, {"least": 100}), ("small", stack(Block, 2), one_pass, {"least": 1000}), ("small casts", stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), 2), cast, {"least": 150}),
             ("convolutions", Convolutions(), lambda model, i: model(torch.randn(2, 3, 4, 4)).sum().backward() or [], {}),
         ):
             lines += [name, *self.lines(model, step, **more)]
