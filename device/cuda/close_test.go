@@ -8,6 +8,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -126,6 +127,9 @@ func TestGraphClosedDuringAnotherCapture(t *testing.T) {
 	if n := len(d.callsLeft()); n != 0 || ran != 1 {
 		t.Errorf("%d callbacks are left, %d ran", n, ran)
 	}
+	if slices.Contains(d.events, s.(*stream).before) {
+		t.Error("others may record the event of the stream")
+	}
 	g, err = s.EndCapture()
 	if err != nil {
 		t.Fatal(err)
@@ -140,26 +144,27 @@ func TestEventClosedBeforeItsGraph(t *testing.T) {
 	d, f := openFake(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
+	for i, use := range []func(device.Event){s.Wait, s.Record, func(e device.Event) { s.Wait(e); s.Record(e) }} {
+		e, _ := d.NewEvent(device.External)
+		s.BeginCapture()
+		use(e)
+		g, err := s.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = e.Close()
+		s.Replay(g)
+		synced(t, s)
+		if n := f.count("cuEventDestroy_v2"); n != i {
+			t.Fatalf("%d events were destroyed under graph %d", n, i)
+		}
+		_ = g.Close()
+		synced(t, s)
+		if n := f.count("cuEventDestroy_v2"); n != i+1 {
+			t.Errorf("%d events were destroyed with graph %d", n, i)
+		}
+	}
 	e, _ := d.NewEvent(device.External)
-	s.BeginCapture()
-	s.Wait(e)
-	s.Record(e)
-	g, err := s.EndCapture()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = e.Close()
-	s.Replay(g)
-	synced(t, s)
-	if n := f.count("cuEventDestroy_v2"); n != 0 {
-		t.Fatalf("%d events were destroyed under the graph", n)
-	}
-	_ = g.Close()
-	synced(t, s)
-	if n := f.count("cuEventDestroy_v2"); n != 1 {
-		t.Errorf("%d events were destroyed with the graph", n)
-	}
-	e, _ = d.NewEvent(device.External)
 	s.BeginCapture()
 	s.Record(e)
 	_ = e.Close()
@@ -167,7 +172,7 @@ func TestEventClosedBeforeItsGraph(t *testing.T) {
 	if _, err := s.EndCapture(); err == nil {
 		t.Error("a spoilt capture gave a graph")
 	}
-	if n := f.count("cuEventDestroy_v2"); n != 2 {
+	if n := f.count("cuEventDestroy_v2"); n != 4 {
 		t.Errorf("%d events were destroyed after a capture without a graph", n)
 	}
 }

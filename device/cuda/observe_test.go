@@ -132,6 +132,22 @@ func (o *told) check(t *testing.T, name string, from, to int64, first uint64) {
 	}
 }
 
+// What is told as one has neither the bytes nor the name of its first piece.
+func TestObserverOfBatches(t *testing.T) {
+	o := &told{}
+	d, _ := openFake(t, Options{Observe: o})
+	defer closeDevice(t, d)
+	s, b := newStream(t, d, "s"), alloc(t, d, memory.Device, 4096)
+	for range 2 {
+		s.Fill(b.All(), 1)
+	}
+	synced(t, d)
+	if w := o.works["s"]; len(w) != 1 || w[0].Kind != device.Mixed || w[0].Last != w[0].First+2 || w[0].Bytes != 0 || w[0].Name != "" {
+		t.Errorf("two fills were told as %+v", w)
+	}
+	s.Free(b)
+}
+
 // SPEC S6.5: launches are told in batches, copies, waits and replays one by one, in
 // the order of issue and on the host's clock.
 func TestObserver(t *testing.T) {

@@ -39,6 +39,7 @@ func TestParseCommand(t *testing.T) {
 		{"comments", "# a job\n--num-layers 2 # two\n#--bf16\n--swiglu", "num-layers=2 swiglu="},
 		{"arrays", "H=4096\nARGS=(\n  --hidden-size $H # wide\n  --num-layers ${L:-32}\n  --bf16\n)\ntorchrun x.py ${ARGS[@]} \"${MORE[@]}\" --swiglu", "bf16= hidden-size=4096 num-layers=32 swiglu="},
 		{"variables", "OPTS=\"\n --num-layers 2 \\\n --bf16\n\"\npython x.py $OPTS --swiglu", "bf16= num-layers=2 swiglu="},
+		{"blanks around a value", "A=' --x 1 '\npython y.py --w${A}--y 2", "w= x=1 y=2"},
 		{"command in quotes", "run=\"python -u x.py --bf16 --num-layers 2\"\nsrun --nodes=2 sh -c \"${run}\"", "bf16= nnodes=2 num-layers=2"},
 		{"twice", "--num-layers 2 --num-layers 4", "num-layers=4"},
 		{"negative", "--x -1 --y 1e-3", "x=-1 y=1e-3"},

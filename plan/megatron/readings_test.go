@@ -155,6 +155,12 @@ func TestTokenizers(t *testing.T) {
 			t.Errorf("%+v: %d words, notes %q", c, s.Model.Vocab, text)
 		}
 	}
+	for given, want := range map[int]int{0: 50257 + 24, 1000: 1024} {
+		s, _, err := FromArgs(small("vocab-size", nil, "vocab-extra-ids", 24), Options{GPUs: 16, Vocab: given})
+		if err != nil || s.Model.Vocab != want {
+			t.Errorf("%d words are given: %v, %v; want %d with the extra ones", given, s, err, want)
+		}
+	}
 	for _, c := range []struct{ kind, model, want string }{
 		{"HuggingFaceTokenizer", "", "HuggingFaceTokenizer names no model; give it as --vocab-size"},
 		{"HuggingFaceTokenizer", "microsoft/Phi-3-mini-128k-instruct", "the tokenizer Phi-3-mini-128k-instruct is not known"},

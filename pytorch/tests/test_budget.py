@@ -445,6 +445,21 @@ class Alone(unittest.TestCase):
             b.end()
         self.assertEqual(1, len(set(library.limits[1:])))
 
+    def test_of_bases_that_are_near_the_newest_counts(self):
+        library, memory = Fake(), Allocator(1000)
+        b = _budget.Budget(25600, memory, library, dict, lambda: 0)
+        for more, other in ((0, 5000), (150, 9000)):  # no base is near the one before
+            memory.hold(more)
+            b.begin("")
+            memory.hold(other)
+            b.before_call()
+            memory.hold(-other)
+            b.after_call()
+            b.end()
+        memory.hold(-75)  # which is near both
+        b.begin("")
+        self.assertEqual(1075 + 9000, b.other)
+
 
 if __name__ == "__main__":
     unittest.main()

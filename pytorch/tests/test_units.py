@@ -186,6 +186,17 @@ class Found(unittest.TestCase):
             second.detach()
             self.assertEqual([], rt._planner.units.list + rt._planner.units.cheap)
 
+    def test_plans_end_with_a_model(self):
+        """What was planned for other models is wrong without one, and would hold it."""
+        with runtime("budget") as rt:
+            rt.attach(stack())
+            other = rt.attach(stack())
+            with rt.step():
+                pass
+            self.assertEqual([""], [*rt.stats()["plans"]])
+            other.detach()
+            self.assertEqual({}, rt.stats()["plans"])
+
     def test_parts_know_their_block(self):
         model = Stack(Layer(), Layer())
         with runtime("budget") as rt:

@@ -302,6 +302,32 @@ func TestAbandonWhileHeld(t *testing.T) {
 	}
 }
 
+// A lock whose file somebody removed leaves the lock of the process that has the folder now.
+func TestAbandonALostLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	path := filepath.Join(dir, LockName)
+	lost, err := Claim(OS{}, dir)
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Claim(OS{}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lost.Abandon(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Held(); err != nil {
+		t.Error(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A lock holds the number of a process, or nothing.
 func TestOwner(t *testing.T) {
 	for text, want := range map[string]int{"": 0, "\x00\x00\n": 0, "7": 7, "123456\n": 123456, "0": -1, "-7\n": -1, "7 8": -1, "x": -1, "99999999999999999999": -1} {
