@@ -146,70 +146,59 @@ DEVICE GatedGrad unpack_grad(u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitc
     return {unpack(x, z, w, size, groups, pitches, types), {global(dy), pitch_dy, type}, {global(dx), low(more), type}, {global(dz), high(more), type}};
 }
 
-// Walk has the addresses of what a thread reads or writes in a row of its team, and how far
-// the next row is. Computing them from the row would take more registers.
-struct Walk {
-    u64 at;
-    u32 step;
-    DEVICE Walk(const Matrix &m, u64 row, u64 col, u32 rows) : at(m.at(row, col)), step((u32)m.pitch * 2 * rows) {}
-    DEVICE void next() { at += step; }
-};
-
-// A block computes a piece of the rows of a group, a number of them. A thread has GRAD_KEEP vectors of a row in
-// shared memory, and those of the next rows of its team are on their way there. It keeps the
+// A block computes a piece of the rows of a group; blocks take turns with rows, so that they keep their
+// accesses close together. A thread has GRAD_KEEP vectors of a row in shared memory, and those of the next
+// rows of its team are on their way there. What it has beyond the columns or rows is zero. It keeps the
 // sigmoids, so that it computes them once.
-DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
+template <u32 every> DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
     const Gated &g = d.g;
+    constexpr u32 stage = 3 * GRAD_KEEP * every; // vectors of a row of all threads
+    if (threads() != every) trap();
+    need((AHEAD + 1) * stage * sizeof(Vec));
     Team t = line(g.n, GRAD_KEEP);
-    const u32 all = 3 * GRAD_KEEP * threads(); // vectors of a row
-    need((AHEAD + 1) * all * sizeof(Vec));
-    u32 in = threads() / t.size, own = thread() / t.size, pieces = (g.rows + rows - 1) / rows, apart = t.size * sizeof(Vec);
-    auto has = [&](u32 k) { return (t.member + k * t.size) * STEP < g.n; };
+    u32 in = every / t.size, own = thread() / t.size, pieces = (g.rows + rows - 1) / rows, apart = in * pieces, far = t.size * sizeof(Vec);
+    bool has[GRAD_KEEP];
+#pragma unroll
+    for (u32 k = 0; k < GRAD_KEEP; k++) has[k] = (t.member + k * t.size) * STEP < g.n;
     Vec *mine = reinterpret_cast<Vec *>(pool) + thread();
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * g.groups; u += blocks()) {
         u64 piece = u / g.groups, first = u % g.groups * g.n, col = first + t.member * STEP;
-        u32 row = (u32)piece * rows + own, end = least(((u32)piece + 1) * rows, g.rows);
-        Walk x(g.x, row, col, in), z(g.z, row, col, in), dy(d.dy, row, col, in), dx(d.dx, row, col, in), dz(d.dz, row, col, in);
-        auto bring_row = [&](u32 row, u32 stage) INLINE {
-            if (row < end) {
+        u32 row = (u32)piece * in + own;
+        Walk from[3] = {{g.x, row, col, apart}, {g.z, row, col, apart}, {d.dy, row, col, apart}}, dx(d.dx, row, col, apart), dz(d.dz, row, col, apart);
+        auto bring_row = [&](u32 row, u32 at) INLINE {
 #pragma unroll
-                for (u32 k = 0; k < GRAD_KEEP; k++) {
-                    if (!has(k)) continue;
-                    Vec *to = mine + stage * all + k * threads();
-                    bring(spot(to), x.at + k * apart, sizeof(Vec));
-                    bring(spot(to + GRAD_KEEP * threads()), z.at + k * apart, sizeof(Vec));
-                    bring(spot(to + 2 * GRAD_KEEP * threads()), dy.at + k * apart, sizeof(Vec));
-                }
-                x.next(), z.next(), dy.next();
+            for (u32 i = 0; i < 3; i++) {
+#pragma unroll
+                for (u32 k = 0; k < GRAD_KEEP; k++) bring(spot(mine + at + (i * GRAD_KEEP + k) * every), from[i].at + k * far, row < g.rows && has[k] ? 16 : 0);
+                from[i].next();
             }
             seal();
         };
 #pragma unroll
-        for (u32 s = 0; s < AHEAD; s++) bring_row(row + s * in, s);
+        for (u32 s = 0; s < AHEAD; s++) bring_row(row + s * apart, s * stage);
         Weight<GRAD_KEEP> dw;
         dw.clear();
         Vec weight[GRAD_KEEP];
 #pragma unroll
-        for (u32 k = 0; k < GRAD_KEEP; k++) weight[k] = has(k) ? read<Vec>(g.w.at(0, col) + k * apart) : Vec{0, 0, 0, 0};
-        u32 stage = 0;
+        for (u32 k = 0; k < GRAD_KEEP; k++) weight[k] = has[k] ? read<Vec>(g.w.at(0, col) + k * far) : Vec{0, 0, 0, 0};
+        u32 at = 0; // the place of the row whose turn it is
 #pragma unroll 1
-        for (u32 turn = 0; row < end; row += in, turn++) {
+        for (u32 turn = 0; row < g.rows; row += apart, turn++) {
             arrived<AHEAD - 1>();
-            bring_row(row + AHEAD * in, stage == 0 ? AHEAD : stage - 1);
+            bring_row(row + AHEAD * apart, at == 0 ? AHEAD * stage : at - stage);
             float vx[STEP], vz[STEP], vdy[STEP], w[STEP], open[GRAD_KEEP][STEP];
             auto load_all = [&](u32 k) INLINE {
-                const Vec *from = mine + stage * all + k * threads();
+                const Vec *from = mine + at + k * every;
                 widen(from[0], vx);
-                widen(from[GRAD_KEEP * threads()], vz);
-                widen(from[2 * GRAD_KEEP * threads()], vdy);
+                widen(from[GRAD_KEEP * every], vz);
+                widen(from[2 * GRAD_KEEP * every], vdy);
                 forget(weight[k]);
                 widen(weight[k], w);
             };
             Two s = {0, 0};
 #pragma unroll
             for (u32 k = 0; k < GRAD_KEEP; k++) {
-                if (!has(k)) continue;
                 load_all(k);
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) {
@@ -223,7 +212,6 @@ DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
             float r = g.scale(s.a), back = r * r * r * s.b / (float)g.n;
 #pragma unroll
             for (u32 k = 0; k < GRAD_KEEP; k++) {
-                if (!has(k)) continue;
                 load_all(k);
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) {
@@ -233,12 +221,14 @@ DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
                     vz[e] = dv * vx[e] * (open[k][e] + silu - silu * open[k][e]);
                     vx[e] = dv * silu;
                 }
-                write(dx.at + k * apart, narrowed(vx));
-                write(dz.at + k * apart, narrowed(vz));
+                if (!has[k]) continue;
+                write(dx.at + k * far, narrowed(vx));
+                write(dz.at + k * far, narrowed(vz));
             }
             dx.next(), dz.next();
-            stage = stage == AHEAD ? 0 : stage + 1;
+            at = at == AHEAD * stage ? 0 : at + stage;
         }
+        arrived<0>(); // nothing is on its way to what finish uses
         dw.finish(t, g.n, scratch + 4 * (piece * g.groups * g.n + first));
     }
 }
@@ -246,14 +236,14 @@ DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
 KERNEL(THREADS, 2)
 stowage_nn_gated_norm_grad_wide(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
                                 u64 more, u64 rows) {
-    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
+    grad_pieces<THREADS>(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
 }
 
 // Groups with more vectors than THREADS threads keep need more threads.
 KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad_widest(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
                                   u64 more, u64 rows) {
-    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
+    grad_pieces<GRAD_THREADS>(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
 }
 
 // A block computes a part of the rows, group by group.

@@ -26,30 +26,58 @@ template <u32 vectors> DEVICE void forget(Vec (&v)[vectors]) {
     for (u32 k = 0; k < vectors; k++) forget(v[k]);
 }
 
-DEVICE float over_warp(float v) { return warp_sum(v); }
-DEVICE Two over_warp(Two v) { return {warp_sum(v.a), warp_sum(v.b)}; }
-DEVICE float plus(float a, float b) { return a + b; }
 DEVICE Two plus(Two a, Two b) { return {a.a + b.a, a.b + b.b}; }
 
 // row_sum returns the sum over a team of at least a warp, in all members, warp by warp in order.
 // Calls take turns with two places, so that nobody writes what others still read.
-template <class T> DEVICE T row_sum(const Team &t, T v, u32 turn) {
-    SHARED T part[2][32];
-    v = over_warp(v);
+DEVICE float row_sum(const Team &t, float v, u32 turn) {
+    SHARED float part[2][32];
+    v = warp_sum(v);
     if (t.size <= 32) return v;
     u32 first = warp() - t.member / 32, count = t.size / 32;
     if (lane() == 0) part[turn % 2][warp()] = v;
     barrier(1 + first / 2, t.size); // barrier 0 is the block's
-    const T *of = part[turn % 2] + first;
-    v = {};
+    const float *of = part[turn % 2] + first;
+    v = 0;
 #pragma unroll 1
     for (u32 w = 0; w < count; w += 4) { // at most four are read at once
-        T x[4] = {of[w], of[w + 1]};
+        float x[4] = {of[w], of[w + 1]};
         if (count > 2) x[2] = of[w + 2], x[3] = of[w + 3];
-        v = plus(plus(plus(plus(v, x[0]), x[1]), x[2]), x[3]);
+        v = v + x[0] + x[1] + x[2] + x[3];
     }
     return v;
 }
+
+// Of two numbers half of the lanes of a warp add up one, and the others the other.
+DEVICE Two row_sum(const Team &t, Two v, u32 turn) {
+    SHARED Vec part[2][16]; // of two warps each
+    bool second = lane() & 16;
+    float own = (second ? v.b : v.a) + number(across(bits(second ? v.a : v.b), 16));
+#pragma unroll
+    for (u32 d = 8; d > 0; d /= 2) own += number(across(bits(own), d));
+    if (t.size <= 32) return {number(from_lane(bits(own), 0)), number(from_lane(bits(own), 16))};
+    u32 first = warp() - t.member / 32, count = t.size / 32;
+    if (lane() % 16 == 0) reinterpret_cast<float *>(part[turn % 2])[thread() / 16] = own;
+    barrier(1 + first / 2, t.size);
+    const Vec *of = part[turn % 2] + first / 2;
+    v = {0, 0};
+    auto add = [&](Vec x) { v = plus(plus(v, Two{number(x.x), number(x.y)}), Two{number(x.z), number(x.w)}); };
+#pragma unroll 1
+    for (u32 w = 0; w < count / 2; w += 2) { // at most two vectors are read at once
+        Vec x = of[w], y = count > 2 ? of[w + 1] : Vec{0, 0, 0, 0};
+        add(x);
+        if (count > 2) add(y);
+    }
+    return v;
+}
+
+// Walk has the address of what a thread reads or writes in a row, and how far its next row is.
+// Computing them from the row would take more registers.
+struct Walk {
+    u64 at, step;
+    DEVICE Walk(const Matrix &m, u64 row, u64 col, u32 rows) : at(m.at(row, col)), step(m.pitch * 2 * rows) {}
+    DEVICE void next() { at += step; }
+};
 
 // Weight has the sums for a thread's columns of a weight, over the runs of its team: a
 // number of steps.

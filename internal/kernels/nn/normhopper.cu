@@ -27,33 +27,35 @@ struct Numbers {
     }
 };
 
-// grad_rows computes rows. The teams of all blocks take turns with them.
+// grad_rows computes rows. The teams of all blocks take turns with them. What a thread has beyond
+// the columns or rows is zero.
 template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matrix &dx, const Matrix &x, const Matrix &dy, const Matrix &more, u64 w, u64 scratch) {
     SHARED Scales late[GRAD_THREADS / 32][stages]; // of the last rows of a team
-    constexpr u32 operands = plus ? 3 : 2;
-    const u32 room = stages * operands * KEEP * 16 * threads(), n = m.n;
-    need(room + threads() * KEEP * STEP * 4);
+    constexpr u32 operands = plus ? 3 : 2, every = GRAD_THREADS, stage = operands * KEEP * every, ring = stages * stage, room = ring * 16;
+    if (threads() != every) trap();
+    need(room + every * KEEP * STEP * 4);
+    const u32 n = m.n;
     Team t = line(n, KEEP);
-    u32 in = threads() / t.size, own = thread() / t.size, apart = blocks() * in, row = block() * in + own;
+    u32 in = every / t.size, own = thread() / t.size, apart = blocks() * in, row = block() * in + own, far = t.size * 16;
     u32 turns = row < m.rows ? (m.rows - row + apart - 1) / apart : 0, early = turns > stages ? turns - stages : 0;
-    auto column = [&](u32 k) { return (t.member + k * t.size) * STEP; };
-    auto place = [&](u32 stage, u32 operand, u32 k) { return reinterpret_cast<Vec *>(pool) + ((stage * operands + operand) * KEEP + k) * threads() + thread(); };
-    // begin begins to copy a row, if there is one.
-    auto begin = [&](u32 row, u32 stage) INLINE {
-        if (row < m.rows) {
+    Walk to(dx, row, t.member * STEP, apart), from[3] = {{x, row, t.member * STEP, apart}, {dy, row, t.member * STEP, apart}, {more, row, t.member * STEP, apart}};
+    bool has[KEEP];
 #pragma unroll
-            for (u32 k = 0; k < KEEP; k++) {
-                if (column(k) >= n) continue;
-                bring(spot(place(stage, 0, k)), x.at(row, column(k)), 16);
-                bring(spot(place(stage, 1, k)), dy.at(row, column(k)), 16);
-                if (plus) bring(spot(place(stage, 2, k)), more.at(row, column(k)), 16);
-            }
+    for (u32 k = 0; k < KEEP; k++) has[k] = (t.member + k * t.size) * STEP < n;
+    Vec *mine = reinterpret_cast<Vec *>(pool) + thread();
+    // begin begins to copy the next row to a place, if there is one.
+    auto begin = [&](u32 at, bool there) INLINE {
+#pragma unroll
+        for (u32 i = 0; i < operands; i++) {
+#pragma unroll
+            for (u32 k = 0; k < KEEP; k++) bring(spot(mine + at + (i * KEEP + k) * every), from[i].at + k * far, there && has[k] ? 16 : 0);
+            from[i].next();
         }
         seal();
     };
-    u32 stage = 0, turn = 0;
-    auto next = [&] { stage = stage + 1 == stages ? 0 : stage + 1; };
-    auto vector = [&](u32 operand, u32 k) INLINE { return column(k) < n ? *place(stage, operand, k) : Vec{0, 0, 0, 0}; };
+    u32 at = 0, turn = 0; // the place of the row whose turn it is
+    auto next = [&] { at = at + stage == ring ? 0 : at + stage; };
+    auto vector = [&](u32 operand, u32 k) INLINE { return mine[at + (operand * KEEP + k) * every]; };
     auto get = [&](u32 operand) INLINE {
         Numbers x;
 #pragma unroll
@@ -61,7 +63,7 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
         return x;
     };
 #pragma unroll
-    for (u32 s = 0; s < stages; s++) begin(row + s * apart, s);
+    for (u32 s = 0; s < stages; s++) begin(s * stage, s < turns);
     Vec vectors[KEEP];
     hold(t, w, n, vectors);
     Numbers weight;
@@ -87,15 +89,15 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
         Numbers::each([&](u32 k, u32 e) INLINE { x.v[k][e] = dy.v[k][e] * weight.v[k][e] * s.r - x.v[k][e] * s.back; });
 #pragma unroll
         for (u32 k = 0; k < KEEP; k++) {
-            if (column(k) >= n) continue;
             if (plus) {
                 float b[STEP];
                 widen(more[k], b);
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) x.v[k][e] += b[e];
             }
-            write(dx.at(row, column(k)), narrowed(x.v[k]));
+            if (has[k]) write(to.at + k * far, narrowed(x.v[k]));
         }
+        to.next();
     };
     auto get_more = [&](Vec(&more)[KEEP]) INLINE {
 #pragma unroll
@@ -105,16 +107,16 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
         }
     };
 #pragma unroll 1
-    for (; turn < early; turn++, row += apart) {
+    for (; turn < early; turn++) {
         arrived<stages - 1>();
         Numbers x = get(0), dy = get(1);
         Vec more[KEEP];
         get_more(more);
-        begin(row + stages * apart, stage);
+        begin(at, true);
         next();
         put_row(x, dy, more, scales(x, dy));
     }
-    const u32 first = stage;
+    const u32 first = at;
 #pragma unroll 1
     for (; turn < turns; turn++) {
         arrived<stages - 1>();
@@ -144,9 +146,9 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
     }
     barrier();
     if (thread() == 0) let_next_begin();
-    stage = first;
+    at = first;
 #pragma unroll 1
-    for (turn = early; turn < turns; turn++, row += apart) {
+    for (turn = early; turn < turns; turn++) {
         Numbers x = get(0), dy = get(1);
         Vec more[KEEP];
         get_more(more);
@@ -162,7 +164,7 @@ template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matr
         grad_rows<plus, stages>(unpack(size, how), {global(dx), low(pitches), BF16}, {global(x), high(pitches), BF16}, {global(dy), low(pitches_dy), BF16}, \
                                 {plus ? global(more) : 0, high(pitches_dy), BF16}, global(w), global(scratch));                                              \
     }
-GRAD(late, false, 4)     // normStages
+GRAD(late, false, 5)     // normStages
 GRAD(late_plus, true, 3) // normStagesPlus
 
 #define SUM_THREADS 256 // normEarlyThreads

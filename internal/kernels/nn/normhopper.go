@@ -22,7 +22,7 @@ var (
 const (
 	// A team has normStages rows in shared memory, or normStagesPlus if the gradient of the
 	// residual comes along.
-	normStages     = 4
+	normStages     = 5
 	normStagesPlus = 3
 	// The least columns of a norm that has these kernels.
 	normLateCols = 512
