@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from ._errors import Error
 from ._record import Kept, is_dense, modified, storage_of, version_of
-from ._surroundings import Mode, Random, Surroundings, modes_again
+from ._surroundings import Mode, Random, Surroundings, mode_of, modes_again
 from ._units import Place, Uncounted, at, counting, modules
 
 hooks = torch.autograd.graph.saved_tensors_hooks
@@ -209,7 +209,7 @@ class Whole:
     def end(self) -> None:
         """Ends the forward pass: weights and buffers must not change until the second one, but for those that norms count in."""
         for m in modules(self.module):
-            self.modes.append(Mode(m))
+            self.modes.append(mode_of(m))
             for of in (m._parameters, m._buffers if m._buffers and not (m.training and isinstance(m, counting)) else {}):
                 for p in of.values():
                     if p is not None:
@@ -275,7 +275,7 @@ class Small:
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
         self.grad = x.requires_grad
-        self.around, self.mode = Surroundings(), Mode(module)
+        self.around, self.mode = Surroundings(), mode_of(module)
         self.weights = [(p, version_of(p)) for p in module._parameters.values() if p is not None]
         self.dropped: List[int] = []  # which of the tensors that the pass saves
         self.last = 0  # how many it saves

@@ -25,7 +25,7 @@ from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made
-from ._surroundings import Draws, Mode, Random, Surroundings, modes_again
+from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again
 from ._units import Attributes, Place, modules
 
 
@@ -317,7 +317,7 @@ class Profile:
         if why:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
-        call.modes = [Mode(m) for m in inside]
+        call.modes = list(map(mode_of, inside))
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
         if call.fixed:

@@ -7,7 +7,8 @@ import contextlib
 import functools
 import random
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
+from operator import is_not
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -73,45 +74,39 @@ class Surroundings:
 _plain = (torch.Tensor, torch.nn.Parameter)
 
 
-class Mode:
-    """Whether a module was training, and its weights. Others may take their places before the backward pass:
-    functional_call does so for one call. (Shards change places with what is gathered of them. They are left alone.)"""
+# A module, whether it was training, its class, and its weights or None. Others may take their places before the backward
+# pass: functional_call does so for one call. (Shards change places with what is gathered of them. They are left alone.)
+Mode = Tuple[torch.nn.Module, bool, type, Optional[Dict[str, Any]]]
 
-    __slots__ = ("module", "training", "kind", "weights")
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module, self.training, self.kind = module, module.training, type(module)
-        self.weights = dict(module._parameters) if module._parameters else None
-
-    def others(self) -> Dict[str, Any]:
-        """Returns the weights that have other ones in their places."""
-        if self.weights is None:
-            return {}
-        now = self.module._parameters  # which has no get() in a scripted module
-        return {name: p for name, p in self.weights.items() if not (name in now and now[name] is p) and type(p) in _plain and type(now[name] if name in now else None) in _plain}
-
-    def same(self) -> bool:
-        return self.module.training == self.training and type(self.module) is self.kind and not self.others()
+def mode_of(m: torch.nn.Module) -> Mode:
+    return m, m.training, type(m), dict(m._parameters) if m._parameters else None
 
 
 def modes_again(modes: Iterable[Mode]) -> Any:
     """Returns a context in which modules are what they were: model.eval() may come before the backward pass."""
-    other = [mode for mode in modes if not mode.same()]
+    other = [mode for mode in modes if mode[0].training is not mode[1] or mode[0].__class__ is not mode[2] or mode[3] is not None and any(map(is_not, mode[3].values(), mode[0]._parameters.values()))]
     return _switched(other) if other else contextlib.nullcontext()
+
+
+def _others(m: torch.nn.Module, weights: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Returns the weights that have other ones in their places."""
+    now = m._parameters  # which has no get() in a scripted module
+    return {name: p for name, p in (weights or {}).items() if name in now and now[name] is not p and type(p) in _plain and type(now[name]) in _plain}
 
 
 @contextlib.contextmanager
 def _switched(modes: Sequence[Mode]) -> Any:
-    now = [(Mode(mode.module), mode.others()) for mode in modes]
-    for mode, (_, others) in zip(modes, now):
-        mode.module.training, mode.module.__class__ = mode.training, mode.kind
-        mode.module._parameters.update(others)
+    now = [(mode_of(m), _others(m, weights)) for m, _, _, weights in modes]
+    for (m, training, kind, _), (_, others) in zip(modes, now):
+        m.training, m.__class__ = training, kind
+        m._parameters.update(others)
     try:
         yield
     finally:
-        for mode, others in now:
-            mode.module.training, mode.module.__class__ = mode.training, mode.kind
-            mode.module._parameters.update((name, (mode.weights or {})[name]) for name in others)
+        for (m, training, kind, weights), others in now:
+            m.training, m.__class__ = training, kind
+            m._parameters.update((name, (weights or {})[name]) for name in others)
 
 
 class Random:

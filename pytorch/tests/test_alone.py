@@ -405,7 +405,7 @@ class Around(unittest.TestCase):
     def test_modes(self):
         a, b = nn.Dropout(), nn.Dropout()
         b.eval()
-        modes = [_surroundings.Mode(a), _surroundings.Mode(b)]
+        modes = [_surroundings.mode_of(a), _surroundings.mode_of(b)]
         with _surroundings.modes_again(modes):
             self.assertEqual((True, False), (a.training, b.training))
         a.eval()
@@ -486,7 +486,7 @@ class SecondPasses(unittest.TestCase):
                     y = forward(x).float().sum()
             whole.end()
             self.assertEqual({*block.parameters(), x}, set(whole.weights) | {x})
-            self.assertEqual([(m, True) for m in block.modules()], sorted(((mode.module, mode.training) for mode in whole.modes), key=lambda mode: list(block.modules()).index(mode[0])))
+            self.assertEqual([(m, True) for m in block.modules()], sorted((mode[:2] for mode in whole.modes), key=lambda mode: list(block.modules()).index(mode[0])))
             block.eval()
             torch.rand(5)
             state = torch.get_rng_state()
