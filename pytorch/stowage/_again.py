@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import threading
 import weakref
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence, Set, Tuple
@@ -59,19 +57,6 @@ class InPlace:
 
 
 IN_PLACE = InPlace()
-
-
-_checkpoint = os.path.join("torch", "utils", "checkpoint.py")
-
-
-def in_checkpoint() -> bool:
-    """Reports whether torch.utils.checkpoint is running what calls this."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_checkpoint):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def raised(e: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 
 from . import _units
-from ._again import IN_PLACE, Holder, Keeps, Lean, Refused, Whole, hooks, in_checkpoint, state
+from ._again import IN_PLACE, Holder, Keeps, Lean, Refused, Whole, hooks, state
 from ._attach import listed
 from ._clock import Clock
 from ._compiled import in_compiled, with_budget
@@ -26,6 +26,7 @@ from ._plan import Plan
 from ._profile import Profile, Unit
 from ._record import is_dense
 from ._step import InGroup, Ticket, first_made, in_backward
+from ._surroundings import in_checkpoint
 
 
 class Wrapped:

@@ -16,8 +16,9 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Refused, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
+from ._again import Holder, Made, Refused, Small, cast_weight, collect, hooks, recipe, state
 from ._bits import equal, near, same, seed
+from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
@@ -285,13 +286,13 @@ class Profile:
         call.caches = call.around.caches()
         inside, objects = list(modules(unit.module)), [x for x in given if hasattr(x, "__dict__") and not isinstance(x, (torch.Tensor, torch.nn.Module, type))]
         draws = Draws([*inside, *given])
-        buffers = _buffers(unit.module)
+        buffers = buffers_of(unit.module)
         attributes, arguments, counts = Attributes(inside), Attributes(objects), [len(x.__dict__) for x in objects]
         self.note("begin", call, self.step.mark())
         self.held_before[call] = self.budget.held_beyond()
         call.began = self.now = self.clock.stamp()
         self.stack.append(call)
-        lean, state.lean = state.lean, _Recorded(call)  # type: ignore[assignment]
+        lean, state.lean = state.lean, Recorded(call)  # type: ignore[assignment]
         try:
             with hooks(call.pack, call.unpack):
                 out = forward(*args, **kwargs)
@@ -308,7 +309,7 @@ class Profile:
             why = f"it draws from {drawn}"
         elif written:
             why = f"it writes to its attribute {written!r}"
-        elif _buffers(unit.module) != buffers:
+        elif buffers_of(unit.module) != buffers:
             why = "it changes its buffers"
         name = attributes.changed()
         unit.changes += bool(name)
@@ -557,60 +558,3 @@ class Profile:
         """Refuses a kind of cheap tensors. It returns false."""
         self.refused.setdefault(e.kind, why)
         return False
-
-
-class _Recorded:
-    """Stands for Lean while a step is recorded: cheap modules are noted, and nothing is
-    dropped."""
-
-    def __init__(self, call: Call) -> None:
-        self.to = call
-
-    def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
-        call = self.to
-        if call.small is not None or module in call.unit.not_cheap:
-            return forward(x)
-        if in_checkpoint():
-            call.unit.not_cheap.add(module)
-            return forward(x)
-        before = source(module, x, call.made, call.profile.refused)
-        if before is None and (overwrites(module) or type(module).__name__ in call.profile.refused):
-            return forward(x)  # another call of the same module may be cheap
-        version, drawn, draws = version_of(x), Random(call.profile.device), Draws([module])
-        attributes, buffers = Attributes([module]), _buffers(module)
-        small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least, before)
-        first = len(call.entries)
-        try:
-            y = forward(x)
-        finally:
-            call.small = None
-        good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn) and not draws.drawn()
-        good = good and _buffers(module) == buffers and not (attributes.changed() or attributes.written() or attributes.replaced())
-        if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and (before is not None or not shares(x, y)):
-            if before is None:
-                needed, found = storage_of(x), recipe(x, call.made, call.profile.refused)
-                if not any(e.storage == needed._cdata for e in call.entries[first:]):
-                    by_result.add(module)
-                    if found is not None:
-                        small.before, small.kind = found, found.kind
-                        for e in call.entries[first:]:
-                            e.kind = found.kind if e.small is small else e.kind
-                if found is None:
-                    call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
-            small.hold()
-            call.made[y.grad_fn], small.version = small, version_of(y)
-            call.smalls.append(small)
-            return y
-        for entry in call.entries[first:]:
-            entry.small = None
-        call.unit.not_cheap.add(module)
-        return y
-
-
-def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(storage_of(a)._cdata == storage_of(b)._cdata)
-
-
-def _buffers(module: torch.nn.Module) -> List[Tuple[int, int]]:
-    """Returns the buffers and their versions, but not those that batch norms count in."""
-    return [(id(b), version_of(b)) for m in module.modules() if not isinstance(m, torch.nn.modules.batchnorm._NormBase) for b in m._buffers.values() if b is not None]

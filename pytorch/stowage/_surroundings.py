@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 import sys
 from operator import is_not
@@ -169,3 +170,16 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return all(map(_equal, a, b))
     return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+_checkpoint = os.path.join("torch", "utils", "checkpoint.py")
+
+
+def in_checkpoint() -> bool:
+    """Reports whether torch.utils.checkpoint is running what calls this."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_checkpoint):
+            return True
+        frame = frame.f_back
+    return False
