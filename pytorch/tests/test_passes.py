@@ -124,7 +124,8 @@ class SecondPasses(unittest.TestCase):
 
     def test_other_passes(self):
         """One that saves something else is an error."""
-        for second in (lambda x: x.exp().exp(), lambda x: x[:2].exp(), lambda x: x.double().exp()):
+        more = [] if _again.STOPS else [lambda x: x.exp().exp()]  # a pass that ends early does not see what comes later
+        for second in (*more, lambda x: x[:2].exp(), lambda x: x.double().exp()):
             forwards = iter((lambda x: x.exp(), second))
             x = leaf(3)
             whole = _again.Whole(nn.Identity(), lambda x: next(forwards)(x), (x,), {}, CPU, _again.IN_PLACE)
@@ -479,7 +480,7 @@ class Refused(Compared):
         for how, lean, whole in (
             ("other", "it makes other bits", r"its second forward pass makes other values \(2 of \d+ tensors, the first is torch.float32 \[3, 4, 16\]\)"),
             ("fails", "ArithmeticError: again", r"its second forward pass failed \(ArithmeticError: again\)"),
-            ("more", "it makes other bits|Fickle saved 1 tensors and other ones", r"its second forward pass saves (\d+) tensors and the first saved \d+"),
+            ("more", "it makes other bits|Fickle saved 1 tensors and other ones", r"its second forward pass makes other values" if _again.STOPS else r"its second forward pass saves (\d+) tensors and the first saved \d+"),
         ):
             with mock.patch.object(Fickle, "how", how):
                 for name, rt, units, model in self.run_all(Fickle):

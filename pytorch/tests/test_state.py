@@ -7,7 +7,7 @@ import unittest
 import torch
 from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train
 from common import runtime
-from stowage import _surroundings
+from stowage import _again, _surroundings
 from torch import nn
 
 PLANS = ["lean", "whole", "offload", "lean, offload"]
@@ -261,6 +261,7 @@ class Weights(State):
 
         self.assertFalse(self.every_plan(Tuned(), step))
 
+    @unittest.skipIf(_again.STOPS, "a script turns what ends a second pass into another exception, so blocks with scripts are kept")
     def test_scripted_modules(self):
         """Their weights are in another kind of dictionary."""
 
