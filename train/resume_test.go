@@ -18,6 +18,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
 	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
@@ -238,5 +239,57 @@ func TestSettingsOfOneRun(t *testing.T) {
 		if (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%v and %v: %v, want %q", x.saved, x.mine, err, x.want)
 		}
+	}
+}
+
+// later is a target that leaves writing to the test.
+type later struct{ ranks []checkpoint.Rank }
+
+func (l *later) Save(_ checkpoint.Meta, ranks []checkpoint.Rank) error {
+	l.ranks = ranks
+	return nil
+}
+
+// text returns what the shards of all ranks write.
+func (l *later) text(t *testing.T, of func(checkpoint.Rank) checkpoint.Shard) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	for _, r := range l.ranks {
+		s := of(r)
+		w, err := safetensors.NewWriter(&b, safetensors.NewLayout(nil, s.Tensors))
+		if err == nil {
+			err = s.Write(w)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.Bytes()
+}
+
+// What is saved stays as it is until all of it is written, though the next save begins before.
+func TestNextSaveLeavesTheLast(t *testing.T) {
+	params := func(r checkpoint.Rank) checkpoint.Shard { return r.Model }
+	moments := func(r checkpoint.Rank) checkpoint.Shard { return r.Optim }
+	var got [2][]byte
+	for i := range got {
+		tr, err := New(quick(t, smallMoE()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a account
+		var first, second later
+		err = errors.Join(tr.on(&a, 1), tr.Save(&first))
+		first.text(t, params)
+		if i > 0 {
+			err = errors.Join(err, tr.on(&a, 1), tr.Save(&second))
+		}
+		got[i] = first.text(t, moments)
+		if err = errors.Join(err, tr.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(got[0], got[1]) {
+		t.Error("a save changed what the one before had not written yet")
 	}
 }
