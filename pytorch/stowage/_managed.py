@@ -40,30 +40,43 @@ class Wrapped:
         self.attribute = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         self.forward = getattr(module, self.attribute)
         self.had = self.attribute in module.__dict__
-        module.__dict__[self.attribute] = self
+        module.__dict__.update({self.attribute: self, "__getstate__": self.state, "_replicate_for_data_parallel": self.replica})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.forward, args, kwargs)
 
     def remove(self) -> None:
         if self.module.__dict__.get(self.attribute) is self:
-            if self.had:
-                self.module.__dict__[self.attribute] = self.forward
-            else:
-                del self.module.__dict__[self.attribute]
+            self.remove_from(self.module.__dict__)
 
-    # A copy of the model is a plain one.
+    def remove_from(self, attributes: Dict[str, Any]) -> None:
+        """Makes the attributes of the module, or of a copy, what they are without this."""
+        for name in ("__getstate__", "_replicate_for_data_parallel", self.attribute):
+            attributes.pop(name, None)
+        if self.had:
+            attributes[self.attribute] = self.forward
+
+    # A copy of the module is a plain one: copy.copy() and others ask for its state, and nn.DataParallel for replicas.
+
+    def state(self) -> Any:
+        of: Any = type(self.module)
+        state = of.__getstate__(self.module) if hasattr(of, "__getstate__") else self.module.__dict__  # which every class has since Python 3.11
+        if isinstance(state, dict) and state.get(self.attribute) is self:
+            state = dict(state)
+            self.remove_from(state)
+        return state
+
+    def replica(self) -> torch.nn.Module:
+        made: torch.nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
+        self.remove_from(made.__dict__)
+        return made
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        """Returns the method of a copy, for classes that copy their attributes themselves."""
         other = memo.get(id(self.module))
         if other is None or self.had:
             return copy.deepcopy(self.forward, memo)
         return types.MethodType(type(other).forward, other)
-
-    def __reduce__(self) -> Any:
-        if self.had:
-            return copy.copy, (self.forward,)
-        return getattr, (self.module, self.attribute)
 
 
 def check_keep(model: torch.nn.Module, keep: Sequence[str]) -> None:

@@ -1,0 +1,99 @@
+"""Copies of modules while a plan wraps them: each is a plain module with weights and attributes of its own."""
+
+import copy
+import pickle
+import unittest
+
+import torch
+from blocks import Block, Compared, Stack, planned, train
+from common import same
+
+STEPS = 4
+
+
+class Scaled(Block):
+    """A block with an attribute, which a copy may change."""
+
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class Stated(Scaled):
+    """A block that says what its copies have."""
+
+    def __getstate__(self):
+        return {**self.__dict__, "seen": True}
+
+
+def replica(block):
+    """Makes what nn.DataParallel makes of a module for another device: the weights are results of a copy."""
+    made = block._replicate_for_data_parallel()
+    for name, child in block.named_children():
+        made._modules[name] = replica(child)
+        setattr(made, name, made._modules[name])
+    for name, p in block._parameters.items():
+        setattr(made, name, None if p is None else p * 0.5)
+    return made
+
+
+class Copies(Compared):
+    def each(self, make, change, blocks=Scaled):
+        """Runs copies of blocks in steps and between them, and compares with plain models."""
+        for plan in ("lean", "whole", "offload"):
+            with self.subTest(plan=plan):
+                torch.manual_seed(1)
+                model = Stack(*(blocks() for _ in range(3)))
+
+                def step(model, i):
+                    x = model.first(torch.randn(3, 4, 8))
+                    others = [make(block) for block in model.blocks]
+                    for block, other in zip(model.blocks, others):
+                        change(other)
+                        x = block(x) + other(x)
+                    loss = model.last(x).square().mean()
+                    loss.backward()
+                    return loss
+
+                want = train(model, step, STEPS)
+                with planned(model, plan) as rt:
+                    self.compare(want, train(model, step, STEPS, rt))
+                    self.assertTrue(torch.isfinite(want[-1][0]))
+                    self.assertTrue(any("forward" in m.__dict__ for m in model.modules()))
+                    for block in model.blocks:
+                        other = make(block)
+                        self.assertNotIn("forward", other.__dict__)
+                        change(other)
+                        x = torch.randn(2, 4, 8)
+                        self.assertFalse(same(block(x), other(x)))
+                for m in model.modules():
+                    self.assertFalse({"forward", "__getstate__", "_replicate_for_data_parallel"} & set(m.__dict__))
+
+    def test_a_shallow_copy(self):
+        def change(block):
+            block.scale = 0.5
+
+        self.each(copy.copy, change)
+
+    def test_a_deep_copy(self):
+        def change(block):
+            with torch.no_grad():
+                block.up.weight.mul_(0.5)
+
+        self.each(copy.deepcopy, change)
+        self.each(lambda block: pickle.loads(pickle.dumps(block)), change)
+
+    def test_a_replica(self):
+        self.each(replica, lambda block: None)
+
+    def test_a_state_of_its_own(self):
+        def change(block):
+            self.assertTrue(block.seen)
+            block.scale = 0.5
+
+        self.each(copy.copy, change, Stated)
+
+
+if __name__ == "__main__":
+    unittest.main()
