@@ -182,10 +182,15 @@ func hash(values ...uint64) uint64 {
 // gone returns the ranks that have closed the communicator.
 func (g *group) gone() map[int]*news { return g.w.left[g.id] }
 
-// leave tells the other ranks that this one has closed. The caller holds the lock of MPI.
+// leave tells the other ranks that this one has closed, or why it has failed: news of that may
+// take longer on their way to them. The caller holds the lock of MPI.
 func (g *group) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if f := g.w.failed.Load(); f != nil {
+		g.w.spread(f)
+		return
+	}
 	for r, rank := range g.ranks {
 		if r != g.me {
 			g.w.tell(rank, news{By: g.w.rank, ID: g.id, From: g.me, Serial: g.collectives, Sent: g.sent[r], Got: g.got[r]})

@@ -48,7 +48,7 @@ func TestQuiet(t *testing.T) {
 func init() {
 	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
 	roles["poor"], roles["replay"], roles["notes"], roles["abort"] = poor, replayed, notes, aborted
-	roles["direct"] = direct
+	roles["direct"], roles["hearsay"] = direct, hearsay
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -221,6 +221,43 @@ func notes(p *Process) error {
 		return fmt.Errorf("Note was told %q, want %q", noted, want)
 	}
 	return d.Close()
+}
+
+// A rank hears why another gave up from one that knows, whichever tells it first.
+func TestHearsay(t *testing.T) {
+	for _, l := range launchers {
+		t.Run(l.name, func(t *testing.T) {
+			if out, err := l.start(t, 3, "hearsay", nil); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// hearsay has rank 2 give up and tell rank 0 alone, which closes.
+func hearsay(p *Process) error {
+	c, _, s, b, err := rank(p, Options{})
+	if err != nil {
+		return err
+	}
+	g := c.(*group)
+	if g.me == 2 {
+		f := &comm.Failure{By: 2, Err: errors.New("rank 2 gave up: the disk is full")}
+		g.w.failed.Store(f)
+		g.w.p.post(func() { g.w.tell(0, news{By: f.By, Why: f.Err.Error()}) })
+	} else {
+		c.AllGather(s, b.Slice(1024, 48), b.Slice(0, 16))
+		_ = s.Sync()
+		var f *comm.Failure
+		if !errors.As(c.Err(), &f) || f.By != 2 || f.Err.Error() != "rank 2 gave up: the disk is full" {
+			err = fmt.Errorf("rank %d hears %v", g.me, c.Err())
+		}
+	}
+	if g.me != 2 {
+		return errors.Join(err, c.Close())
+	}
+	time.Sleep(100 * time.Millisecond) // rank 1 hears of it from rank 0 before
+	return c.Close()
 }
 
 // A rank whose large message nobody takes is told when the other gives up.
