@@ -115,7 +115,7 @@ func TestStepsStayGood(t *testing.T) {
 	var b strings.Builder
 	for _, x := range goldenLoops() {
 		d := &digest{}
-		x.Trace = d
+		x.Trace, x.Effort = d, 1
 		fmt.Fprintf(&b, "%s\n", x.name)
 		var log *devicelog.Log
 		mustOn(t, func(dev device.Device) device.Device {

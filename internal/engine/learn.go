@@ -290,7 +290,7 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		l.first, l.again = nil, true // the first step was slow, so it showed too wide windows
 		return nil, nil
 	}
-	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && first == nil}
+	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && first == nil, Effort: r.cfg.Effort}
 	if l.known && r.scopes != nil {
 		allowed.Recompute = false // scopes are warm, and recording would make their graphs stale
 	}

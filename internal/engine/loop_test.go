@@ -105,6 +105,7 @@ const rowBytes = 512
 
 func newLoop(dev device.Device, c loopConfig) (l *loop, err error) {
 	c.scale = max(c.scale, 1)
+	c.Effort = cmp.Or(c.Effort, 0.05) // few tests are about how good a decision is
 	l = &loop{loopConfig: c, dev: dev, salt: map[memory.GroupID]uint64{}, cells: map[memory.Key]map[cellKey]cell{}, live: map[memory.GroupID]stash.Rows{}}
 	if l.passes, err = c.pipeline.Passes(c.rank); err != nil {
 		return l, err

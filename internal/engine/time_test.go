@@ -126,7 +126,7 @@ func away(kept, with *learned) memory.Bytes {
 // timed trains on modelled links, and is how long a step takes after what is learned.
 func timed(t *testing.T, c loopConfig, rate float64) (step time.Duration, d *policy.Decision) {
 	t.Helper()
-	c.Links = memory.Links{Out: rate, In: rate}
+	c.Links, c.Effort = memory.Links{Out: rate, In: rate}, 1
 	steps := 2 // the first is recorded
 	if c.SavedLimit > 0 {
 		steps++ // timed again
