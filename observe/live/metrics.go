@@ -5,19 +5,20 @@
 package live
 
 import (
+	"net/http"
 	"strconv"
-
-	"github.com/prometheus/client_golang/prometheus"
+	"strings"
+	"sync"
 )
 
-// metrics holds the metrics of a run in a registry of their own.
+// metrics holds the metrics of a run.
 type metrics struct {
-	registry *prometheus.Registry
+	info, step, steps, loss, held, speed, memory   *family
+	tokens, reruns, copied, spilled, evicted, late *family
+	seconds                                        *family
 
-	info, step, steps, loss, held, speed, memory   *prometheus.GaugeVec
-	tokens, reruns, copied, spilled, evicted, late *prometheus.CounterVec
-	seconds                                        *prometheus.HistogramVec
-
+	mu     sync.Mutex // guards what follows, and the values
+	all    []*family
 	before map[string]Step // the last step of each policy
 }
 
@@ -26,22 +27,15 @@ const (
 	byPolicy, byRank, byTier, byKind, byDirection = "policy", "rank", "tier", "kind", "direction"
 )
 
-// stepBuckets are the bounds of the histogram in seconds: from a millisecond, for the
-// smallest models, by factors of 2 to half an hour (0.001 * 2^21 s = 35 min).
-var stepBuckets = prometheus.ExponentialBuckets(0.001, 2, 22)
-
 func newMetrics() *metrics {
-	m := &metrics{registry: prometheus.NewPedanticRegistry(), before: map[string]Step{}}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-		m.registry.MustRegister(v)
-		return v
+	m := &metrics{before: map[string]Step{}}
+	add := func(kind, name, help string, labels ...string) *family {
+		f := newFamily(kind, name, help, labels)
+		m.all = append(m.all, f)
+		return f
 	}
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		m.registry.MustRegister(v)
-		return v
-	}
+	gauge := func(name, help string, labels ...string) *family { return add("gauge", name, help, labels...) }
+	counter := func(name, help string, labels ...string) *family { return add("counter", name, help, labels...) }
 	m.info = gauge("stowage_info", "Always 1; the labels describe the run.", "version", "model", "layout", byPolicy)
 	m.step = gauge("stowage_step", "Steps that are done, including those before the run was resumed.", byPolicy)
 	m.steps = gauge("stowage_steps", "Steps that the run will have in all.", byPolicy)
@@ -49,8 +43,7 @@ func newMetrics() *metrics {
 	m.held = gauge("stowage_held_out_loss", "Loss on held-out text at the last evaluation, in nats a token.", byPolicy)
 	m.tokens = counter("stowage_tokens_total", "Tokens that the program has trained on since it began.", byPolicy)
 	m.speed = gauge("stowage_tokens_per_second", "Tokens a second of the last step.", byPolicy)
-	m.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "stowage_step_seconds", Help: "Duration of steps.", Buckets: stepBuckets}, []string{byPolicy})
-	m.registry.MustRegister(m.seconds)
+	m.seconds = add("histogram", "stowage_step_seconds", "Duration of steps.", byPolicy)
 	m.memory = gauge("stowage_memory_bytes", "Memory of a rank after the last step. Kinds: in_use, peak (since the run began), capacity, and budget if there is one.",
 		byPolicy, byRank, byTier, byKind)
 	m.copied = counter("stowage_copied_bytes_total", "Bytes of saved tensors that were offloaded (out) and reloaded (in).", byPolicy, byRank, byDirection)
@@ -62,46 +55,60 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) begin(r Run, version string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, p := range r.Policies {
-		m.info.WithLabelValues(version, r.Model, r.Layout, p).Set(1)
-		m.step.WithLabelValues(p).Set(float64(r.From))
-		m.steps.WithLabelValues(p).Set(float64(r.Steps))
+		m.info.of(version, r.Model, r.Layout, p).set(1)
+		m.step.of(p).set(float64(r.From))
+		m.steps.of(p).set(float64(r.Steps))
 	}
 }
 
 // observe notes a step. Reruns and spilled pages arrive as totals of a trainer; their
 // differences go to the counters. A step number that does not grow means a new trainer.
 func (m *metrics) observe(s Step) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	before := m.before[s.Policy]
 	if s.Number <= before.Number {
 		before = Step{}
 	}
 	m.before[s.Policy] = s
-	m.step.WithLabelValues(s.Policy).Set(float64(s.Number))
-	m.loss.WithLabelValues(s.Policy).Set(s.Loss)
+	m.step.of(s.Policy).set(float64(s.Number))
+	m.loss.of(s.Policy).set(s.Loss)
 	if s.Held != nil {
-		m.held.WithLabelValues(s.Policy).Set(*s.Held)
+		m.held.of(s.Policy).set(*s.Held)
 	}
-	m.tokens.WithLabelValues(s.Policy).Add(float64(s.Tokens))
-	m.speed.WithLabelValues(s.Policy).Set(s.Speed())
-	m.seconds.WithLabelValues(s.Policy).Observe(s.Seconds)
-	m.reruns.WithLabelValues(s.Policy).Add(float64(max(0, s.Reruns-before.Reruns)))
+	m.tokens.of(s.Policy).add(float64(s.Tokens))
+	m.speed.of(s.Policy).set(s.Speed())
+	m.seconds.of(s.Policy).observe(s.Seconds)
+	m.reruns.of(s.Policy).add(float64(max(0, s.Reruns-before.Reruns)))
 	for i, r := range s.Ranks {
 		rank, spilled := strconv.Itoa(i), int64(0)
 		if i < len(before.Ranks) {
 			spilled = before.Ranks[i].Spilled
 		}
-		m.spilled.WithLabelValues(s.Policy, rank).Add(float64(max(0, r.Spilled-spilled)))
-		m.evicted.WithLabelValues(s.Policy, rank).Add(float64(r.Evicted))
-		m.late.WithLabelValues(s.Policy, rank).Add(float64(r.Late))
-		m.copied.WithLabelValues(s.Policy, rank, "out").Add(float64(r.Out))
-		m.copied.WithLabelValues(s.Policy, rank, "in").Add(float64(r.In))
+		m.spilled.of(s.Policy, rank).add(float64(max(0, r.Spilled-spilled)))
+		m.evicted.of(s.Policy, rank).add(float64(r.Evicted))
+		m.late.of(s.Policy, rank).add(float64(r.Late))
+		m.copied.of(s.Policy, rank, "out").add(float64(r.Out))
+		m.copied.of(s.Policy, rank, "in").add(float64(r.In))
 		for tier, mem := range map[string]Memory{"device": r.Device, "host": r.Host} {
 			for kind, bytes := range map[string]int64{"in_use": mem.InUse, "peak": mem.Peak, "capacity": mem.Capacity, "budget": mem.Budget} {
 				if kind != "budget" || bytes > 0 {
-					m.memory.WithLabelValues(s.Policy, rank, tier, kind).Set(float64(bytes))
+					m.memory.of(s.Policy, rank, tier, kind).set(float64(bytes))
 				}
 			}
 		}
 	}
+}
+
+// serve writes the metrics as Prometheus reads them.
+func (m *metrics) serve(w http.ResponseWriter, _ *http.Request) {
+	var b strings.Builder
+	m.mu.Lock()
+	write(&b, m.all)
+	m.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	_, _ = w.Write([]byte(b.String()))
 }

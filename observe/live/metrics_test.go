@@ -4,14 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
-
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/stowage-dev/stowage/internal/golden"
 )
@@ -30,30 +30,102 @@ func told() *metrics {
 	return m
 }
 
-func gathered(t *testing.T, m *metrics) (out map[string]*dto.MetricFamily) {
+// read is a metric as the text has it.
+type read struct {
+	kind, help string
+	samples    []sampled
+}
+
+type sampled struct {
+	labels map[string]string
+	value  float64
+}
+
+var (
+	comment = regexp.MustCompile(`^# (HELP|TYPE) (\w+) (.*)$`)
+	number  = regexp.MustCompile(`^(\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)+)\} (\S+)$`)
+	label   = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
+)
+
+// gathered reads the text of metrics.
+func gathered(t *testing.T, m *metrics) map[string]*read {
 	t.Helper()
-	all, err := m.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out = map[string]*dto.MetricFamily{}
-	for _, f := range all {
-		out[f.GetName()] = f
+	w := httptest.NewRecorder()
+	m.serve(w, nil)
+	out, last := map[string]*read{}, ""
+	for line := range strings.Lines(w.Body.String()) {
+		line = strings.TrimSuffix(line, "\n")
+		if c := comment.FindStringSubmatch(line); c != nil {
+			if last = c[2]; c[1] == "HELP" {
+				out[last] = &read{help: c[3]}
+			} else {
+				out[last].kind = c[3]
+			}
+			continue
+		}
+		n := number.FindStringSubmatch(line)
+		if n == nil || !strings.HasPrefix(n[1], last) {
+			t.Fatalf("Prometheus cannot read %q", line)
+		}
+		x := sampled{labels: map[string]string{}}
+		for _, l := range label.FindAllStringSubmatch(n[2], -1) {
+			x.labels[l[1]] = l[2]
+		}
+		var err error
+		if x.value, err = strconv.ParseFloat(n[3], 64); err != nil {
+			t.Fatal(err)
+		}
+		out[last].samples = append(out[last].samples, x)
 	}
 	return out
 }
 
-// labels returns the labels of a family, and the values of those that have few.
-func labels(f *dto.MetricFamily) (names []string, values map[string][]string) {
+// labels returns the labels of a metric, and their values.
+func labels(r *read) (names []string, values map[string][]string) {
 	values = map[string][]string{}
-	for _, m := range f.GetMetric() {
-		for _, l := range m.GetLabel() {
-			if v := values[l.GetName()]; !slices.Contains(v, l.GetValue()) {
-				values[l.GetName()] = append(v, l.GetValue())
+	for _, x := range r.samples {
+		for name, v := range x.labels {
+			if name != "le" && !slices.Contains(values[name], v) {
+				values[name] = append(values[name], v)
 			}
 		}
 	}
 	return slices.Sorted(maps.Keys(values)), values
+}
+
+// Label values are quoted, whatever they have.
+func TestLabelsAreQuoted(t *testing.T) {
+	m := newMetrics()
+	m.begin(Run{Model: "a\\b\"c\nd\xff", Layout: "l", Policies: []string{"p"}}, "v")
+	got := gathered(t, m)["stowage_info"].samples[0].labels["model"]
+	if want := `a\\b\"c\nd` + "\ufffd"; got != want {
+		t.Errorf("the model is %q, want %q", got, want)
+	}
+}
+
+// A histogram counts a step in all bounds that it does not exceed.
+func TestStepSeconds(t *testing.T) {
+	m := newMetrics()
+	for i, s := range []float64{0.001, 0.0011, 5, 1e6} {
+		m.observe(Step{Policy: "p", Number: i + 1, Seconds: s})
+	}
+	got := map[string]float64{}
+	var rest []float64
+	for _, x := range gathered(t, m)["stowage_step_seconds"].samples {
+		if le := x.labels["le"]; le != "" {
+			got[le] = x.value
+		} else {
+			rest = append(rest, x.value)
+		}
+	}
+	for le, want := range map[string]float64{"0.001": 1, "0.002": 2, "4.096": 2, "8.192": 3, "2097.152": 3, "+Inf": 4} {
+		if got[le] != want {
+			t.Errorf("%g steps up to %s s, want %g", got[le], le, want)
+		}
+	}
+	if len(got) != 23 || !slices.Equal(rest, []float64{0.001 + 0.0011 + 5 + 1e6, 4}) {
+		t.Errorf("%d bounds, sum and count %v", len(got), rest)
+	}
 }
 
 // The table of docs/METRICS.md lists exactly the metrics of the program.
@@ -67,7 +139,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(families)) {
 		f := families[name]
 		names, _ := labels(f)
-		want = append(want, fmt.Sprintf("| `%s` | %s | %s | %s |", name, strings.ToLower(f.GetType().String()), strings.Join(names, ", "), f.GetHelp()))
+		want = append(want, fmt.Sprintf("| `%s` | %s | %s | %s |", name, f.kind, strings.Join(names, ", "), f.help))
 	}
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "| `stowage_") {
@@ -100,8 +172,8 @@ func TestMetrics(t *testing.T) {
 func TestCountersGrow(t *testing.T) {
 	m := newMetrics()
 	spilled := func() (n float64) {
-		for _, x := range gathered(t, m)["stowage_spilled_pages_total"].GetMetric() {
-			n += x.GetCounter().GetValue()
+		for _, x := range gathered(t, m)["stowage_spilled_pages_total"].samples {
+			n += x.value
 		}
 		return n
 	}
@@ -118,7 +190,7 @@ func TestCountersGrow(t *testing.T) {
 			t.Errorf("after %d: %g, want %g", i, spilled(), x.want)
 		}
 	}
-	if n := gathered(t, m)["stowage_reruns_total"].GetMetric()[0].GetCounter().GetValue(); n != 3 {
+	if n := gathered(t, m)["stowage_reruns_total"].samples[0].value; n != 3 {
 		t.Errorf("%g reruns, want 1 and 2", n)
 	}
 }
@@ -130,8 +202,8 @@ func TestMetricsOfAResumedRun(t *testing.T) {
 	m.observe(Step{Policy: "b", Number: 41, Seconds: 1})
 	for name, want := range map[string][]float64{"stowage_step": {40, 41}, "stowage_steps": {90, 90}, "stowage_info": {1, 1}} {
 		var got []float64
-		for _, x := range gathered(t, m)[name].GetMetric() {
-			got = append(got, x.GetGauge().GetValue())
+		for _, x := range gathered(t, m)[name].samples {
+			got = append(got, x.value)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s is %v, want %v", name, got, want)
@@ -165,7 +237,7 @@ func TestDashboard(t *testing.T) {
 		for _, m := range found {
 			name := m[1]
 			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				if base, ok := strings.CutSuffix(name, suffix); ok && families[base].GetType() == dto.MetricType_HISTOGRAM {
+				if base, ok := strings.CutSuffix(name, suffix); ok && families[base] != nil && families[base].kind == "histogram" {
 					name = base
 				}
 			}

@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/observe/report/page"
 )
@@ -207,8 +205,7 @@ func (s *Server) Close() {
 // handler returns the handler, which answers GET and HEAD for four paths.
 func (s *Server) handler() http.Handler {
 	paths := map[string]http.HandlerFunc{
-		"/": s.servePage, "/report.json": s.serveReport, "/events": s.serveEvents,
-		"/metrics": promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP,
+		"/": s.servePage, "/report.json": s.serveReport, "/events": s.serveEvents, "/metrics": s.metrics.serve,
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
