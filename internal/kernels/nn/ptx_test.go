@@ -4,13 +4,10 @@
 package nn
 
 import (
-	"bytes"
-	"errors"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/ptx"
 )
 
@@ -46,25 +43,6 @@ func TestPTXBelongsToItsSource(t *testing.T) {
 					t.Errorf("the PTX of %s contains %q", s.Name, word)
 				}
 			}
-		}
-	}
-}
-
-func TestPTXRebuildsEqual(t *testing.T) {
-	t.Parallel()
-	c, err := ptx.Find()
-	var missing *device.Unsupported
-	if errors.As(err, &missing) {
-		t.Skip(err)
-	}
-	built, err := c.Build(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range built {
-		got, err := os.ReadFile(name)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s is not what %s gives (%v); run go generate ./internal/kernels/...", name, c.Version(), err)
 		}
 	}
 }
