@@ -15,6 +15,10 @@ import (
 // planMistakes are wrong in one way each.
 var planMistakes = []string{
 	"plan --gpu h100",
+	"plan --sequ 3",
+	"plan --model nope --zzz 2",
+	"plan --megatron nowhere.sh --budget 60XB --micro-batch-siz 4",
+	"plan explain --foo",
 	"plan --model llama-3-8b --config missing.json",
 	"plan --model lama-3-8b",
 	"plan --modle llama-3-8b",

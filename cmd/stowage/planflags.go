@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stowage-dev/stowage/internal/spell"
 	"github.com/stowage-dev/stowage/plan/config"
 )
 
@@ -122,9 +123,12 @@ func parsePlan(cmd *cobra.Command, args []string) (w planWords, help bool, err e
 	return w, false, w.check(cmd)
 }
 
-// check returns an error if a flag or a setting is empty, or if a number is zero that
-// means "not given" inside of the program.
+// check returns an error if a setting is unknown, if a flag or a setting is empty, or if a
+// number is zero that means "not given" inside of the program.
 func (w *planWords) check(cmd *cobra.Command) error {
+	if err := w.unknown(cmd.Flags()); err != nil {
+		return err
+	}
 	if err := checkEmpty(cmd.Flags()); err != nil {
 		return err
 	}
@@ -140,6 +144,33 @@ func (w *planWords) check(cmd *cobra.Command) error {
 		}
 		if cmd.Flags().Changed(name) && (n < 1 || n > most) {
 			return usagef("--%s %d is out of range; give a number from 1 to %d, or leave the flag out", name, n, most)
+		}
+	}
+	return nil
+}
+
+// unknown returns an error for a setting that no job has. A file may have such flags. On a
+// command line they are mistakes, whatever else is wrong there: any model tells.
+func (w *planWords) unknown(own *pflag.FlagSet) error {
+	var words []string
+	for _, x := range config.Words {
+		words = append(words, x.Short)
+	}
+	own.VisitAll(func(f *pflag.Flag) { words = append(words, f.Name) })
+	for _, name := range slices.Sorted(maps.Keys(w.settings)) {
+		if slices.Contains(words, name) {
+			continue
+		}
+		_, notes, err := config.Resolve(config.Input{Model: "llama-3-8b", Settings: map[string][]string{name: w.settings[name]}})
+		misspelt := err != nil && strings.Contains(err.Error(), "is not a flag of Megatron-LM")
+		near := spell.Nearest(name, words)
+		switch unheard := slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "--"+name+": is not known") }); {
+		case (misspelt || unheard) && near != "":
+			return usagef("unknown flag --%s (did you mean --%s?)", name, near)
+		case misspelt:
+			return (&jobFlags{}).asTyped(err, w.settings)
+		case unheard:
+			return usagef("unknown flag --%s", name)
 		}
 	}
 	return nil

@@ -108,7 +108,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if found != nil && j.gpu == "" {
 		in.Hardware = found.gpu
 	}
-	if in.Model, err = j.source(w.settings); err != nil {
+	if in.Model, err = j.source(); err != nil {
 		return nil, nil, err
 	}
 	if j.modelFlag != "--launch" {
@@ -175,14 +175,6 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	}
 	if err := j.checkIdle(s, w.settings); err != nil {
 		return nil, nil, err
-	}
-	for name := range w.settings {
-		for _, n := range notes {
-			// A file may have unknown flags. On a command line they are mistakes.
-			if strings.HasPrefix(n, "--"+name+": is not known") {
-				return nil, nil, unknownSetting(name)
-			}
-		}
 	}
 	n, err := s.Normalise()
 	if err == nil && n.Layout.EP > 1 { // otherwise the layout may be searched
@@ -354,20 +346,8 @@ func (j *jobFlags) checkIdle(s *plan.Setup, settings map[string][]string) error 
 	return nil
 }
 
-// unknownSetting returns an error that names the setting that was probably meant.
-func unknownSetting(name string) error {
-	var words []string
-	for _, w := range config.Words {
-		words = append(words, w.Short)
-	}
-	if near := spell.Nearest(name, words); near != "" {
-		return usagef("unknown flag --%s (did you mean --%s?)", name, near)
-	}
-	return usagef("unknown flag --%s", name)
-}
-
 // source returns what one of the three flags for a model names.
-func (j *jobFlags) source(settings map[string][]string) (name string, err error) {
+func (j *jobFlags) source() (name string, err error) {
 	var found, flags []string
 	for _, f := range []struct{ flag, value string }{{"--model", j.model}, {"--config", j.config}, {"--megatron", j.megatron}} {
 		if f.value != "" {
@@ -380,13 +360,6 @@ func (j *jobFlags) source(settings map[string][]string) (name string, err error)
 	case len(found) == 0 && j.launch != "":
 		found, flags = append(found, j.launch), append(flags, "--launch")
 	case len(found) == 0:
-		for _, f := range []string{"model", "config", "megatron", "launch"} {
-			for name := range settings {
-				if spell.Distance(name, f) <= 2 {
-					return "", usagef("unknown flag --%s (did you mean --%s?)", name, f)
-				}
-			}
-		}
 		return "", usagef("no model is given; add --model NAME, --config config.json, --megatron FILE or --launch FILE, such as --model deepseek-v3")
 	case len(found) > 1:
 		return "", usagef("%s and %s both name a model; keep one", flags[0], flags[1])
