@@ -265,7 +265,11 @@ func (t Trial) words() string {
 	if t.Policy != "" {
 		text += " even with what needs least, " + t.Policy
 	}
-	return text + fmt.Sprintf(": %s more than the %s that it may hold; %s stops it", Size(t.Need-t.Budget), GiB(t.Budget), t.Limit)
+	stops := "stops"
+	if t.Limit != deviceLimit {
+		stops = "stop" // both
+	}
+	return text + fmt.Sprintf(": %s more than the %s that it may hold; %s %s it", Size(t.Need-t.Budget), GiB(t.Budget), t.Limit, stops)
 }
 
 // words says what stops the next value, and how the answer was found, a sentence each.

@@ -104,3 +104,52 @@ func TestClip(t *testing.T) {
 		t.Errorf("a long setting is %q", got)
 	}
 }
+
+// A side without budget, hardware or time has dashes, and nothing is subtracted from it.
+func TestCompareWithoutBudgets(t *testing.T) {
+	var out strings.Builder
+	line := func(cells ...string) { out.WriteString(strings.Join(cells, " | ") + "\n") }
+	fast, slow := 1.0, 2.0
+	for _, a := range []Side{{}, {Budget: 1 << 30, Fits: true}, {Step: &fast}} {
+		for _, b := range []Side{{}, {Budget: 3 << 30}, {Step: &slow}} {
+			budgets(func(name, a, b, more string) { line(name, a, b, more) }, &a, &b)
+			out.WriteString("-\n")
+		}
+	}
+	want := `-
+budget | - | 3.00 | 
+fits | - | no | 
+-
+step | - | 2.00 s | 
+-
+budget | 1.00 | - | 
+fits | yes | - | 
+-
+budget | 1.00 | 3.00 | +2.00
+fits | yes | no | 
+-
+budget | 1.00 | - | 
+fits | yes | - | 
+step | - | 2.00 s | 
+-
+step | 1.00 s | - | 
+-
+budget | - | 3.00 | 
+fits | - | no | 
+step | 1.00 s | - | 
+-
+step | 1.00 s | 2.00 s | +100.0 %
+-
+`
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", out.String(), want)
+	}
+	for text, want := range map[string]string{
+		`{"version":1,"ranks":[{"rank":0}],"time":{"step_seconds":0}}`: "its step takes no time", `{"version":1,"ranks":[{"rank":0}],"time":{"step_seconds":0.1}}`: "", `{"version":1,"ranks":[{"rank":0}]}`: "",
+		`{"version":1,"ranks":[{"rank":1}]}`: "its heaviest rank, 0, is not among its ranks", `{"version":2,"ranks":[]}`: "the report is of version 2, and this program reads version 1; print it again",
+	} {
+		if _, err := Read([]byte(text)); (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}

@@ -208,6 +208,11 @@ func TestWords(t *testing.T) {
 		Size(0): "0 B", Size(1023): "1023 B", Size(1536): "1.5 KiB", Size(5 << 20): "5.0 MiB", Size(3 << 30): "3.00 GiB", Size(-3 << 30): "-3.00 GiB",
 		Seconds(0): "0", Seconds(1.5): "1.50 s", Seconds(0.0019): "1.90 ms", Seconds(42e-6): "42 µs", Seconds(0.31): "310 ms", Seconds(0.0121): "12.1 ms", MiB(537 << 20): "537 MiB",
 		Count(671026419200): "671.0B", Count(8030261248): "8.0B", Count(1_500_000): "1.5M", Count(2e12): "2.0T", Count(12): "12",
+		Count(1e6): "1.0M", Count(999_999): "999999", placeWords("mlp"): "mlp", placeWords("layer 1 mlp, mlp"): "layer 1 mlp", placeWords("layer 1, mlp"): "layer 1, mlp",
+		clip(""): "none", clip(strings.Repeat("x", 36)): strings.Repeat("x", 36), clip(strings.Repeat("é", 37)): strings.Repeat("é", 35) + "…",
+		Offloaded(Setup{OffloadModules: []string{"moe_act"}, OffloadFraction: 1}): "moe_act", Parallel(Setup{SequenceParallel: true, TP: 1, Shard: "gradients"}): "TP 1, PP 0, VPP 0, CP 0, EP 0, ETP 0, DP 0, sharded gradients",
+		shareWords([]Share{{Rank: 0}, {Rank: 1, Fraction: 0.5}, {Rank: 2, Fraction: 0.5}, {Rank: 3, Fraction: 1}}): "0 % on rank 0, 50 % on ranks 1 to 2, 100 % on rank 3", shareWords([]Share{{Rank: 0}, {Rank: 1}}): "",
+		packFlags(strings.Repeat("--flag-of-twenty-four-00 \\\n", 8) + "end"): "  " + strings.Repeat("--flag-of-twenty-four-00 ", 3) + "\\\n  " + strings.Repeat("--flag-of-twenty-four-00 ", 3) + "\\\n  " + strings.Repeat("--flag-of-twenty-four-00 ", 2) + "end\n",
 		GiB(3 << 29): "1.50", words(nil): "none", words([]string{"a", "b"}): "a, b",
 		Offloaded(Setup{OffloadModules: []string{"moe_act"}, OffloadFractions: []float64{0.75, 0.25, 0}}): "moe_act, 0 to 0.75 of them by rank",
 		Routed(sample().Setup): "skewed, 1.1 x the mean on the fullest expert rank", Routed(Setup{Routing: "balanced", Imbalance: 1}): "balanced",
@@ -217,5 +222,15 @@ func TestWords(t *testing.T) {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// The legend names the causes that any rank holds, in the order and the colours of the bars.
+func TestLegend(t *testing.T) {
+	r := &Report{Ranks: []Rank{
+		{Causes: []Cause{{"a", 1}, {"b", 0}, {"c", 0}, {"d", 2}, {"e", 0}}}, {Causes: []Cause{{"a", 1}, {"b", 3}, {"c", 0}, {"d", 0}, {"e", 5}}},
+	}}
+	if got := fmt.Sprint(makeBars(r).Legend); got != "[{a 0} {b 1} {d 3} {e 4}]" {
+		t.Errorf("the legend is %s", got)
 	}
 }
