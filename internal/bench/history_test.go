@@ -38,6 +38,14 @@ func TestReadEntry(t *testing.T) {
 			map[string]float64{"tokens_per_second": 5, "none_peak_device_bytes": 8, "none_step_ratio": 1, "stash_peak_device_bytes": 4, "stash_step_ratio": 1.5},
 		},
 	} {
+		for _, key := range []string{"pair_us", "gbps", "ratio", "offload_step_ms", "step_ratio", "peak_ratio", "link_utilisation", "hidden_fraction"} {
+			// A result that lacks one of its figures is none.
+			if lacking := strings.Replace(x.text, `"`+key+`":`, `"x":`, 1); (name == "stash" || name == "offload" || name == "copy" && key == "ratio") && lacking != x.text {
+				if e, err := ReadEntry([]byte(lacking)); err == nil {
+					t.Errorf("%s without %s is read as %+v", name, key, e)
+				}
+			}
+		}
 		e, err := ReadEntry([]byte(x.text))
 		if err != nil || e.Bench != name || !maps.Equal(e.Figures, x.figures) {
 			t.Errorf("%s: %+v, %v", name, e, err)

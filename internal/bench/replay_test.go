@@ -198,17 +198,63 @@ func TestReplaySeesLostRows(t *testing.T) {
 
 func TestReplayRefuses(t *testing.T) {
 	tr := synth(t, routing.Config{Ranks: 2, Layers: 4, Microbatches: 4, Steps: 1, Tokens: 8, TopK: 2, Experts: 4})
-	for name, change := range map[string]func(*ReplayOptions){
-		"microbatches": func(o *ReplayOptions) { o.Pipeline.Microbatches = 3 },
-		"stage":        func(o *ReplayOptions) { o.Stage = 1 },
-		"layers":       func(o *ReplayOptions) { o.Pipeline.Ranks = 3 },
-		"rank":         func(o *ReplayOptions) { o.Ranks = []int{2} },
+	for want, change := range map[string]func(*ReplayOptions){
+		"expected a pipeline of 4 microbatches, as in the routing counts, got 3":                                   func(o *ReplayOptions) { o.Pipeline.Microbatches = 3 },
+		"Stage 2 is out of range; give a rank from 0 to 1":                                                         func(o *ReplayOptions) { o.Stage = 2 },
+		"Stage -1 is out of range; give a rank from 0 to 1":                                                        func(o *ReplayOptions) { o.Stage = -1 },
+		"VPP 2 interleaves chunks, which needs at least two pipeline ranks; use more pipeline ranks, or one chunk": func(o *ReplayOptions) { o.Pipeline.Ranks, o.Pipeline.Chunks = 1, 2 },
+		"PP 3 does not divide 4 layers into stages of 1 chunks; choose one that does":                              func(o *ReplayOptions) { o.Pipeline.Ranks = 3 },
+		"Rank 2 is out of range; give an expert rank from 0 to 1":                                                  func(o *ReplayOptions) { o.Ranks = []int{0, 2} },
+		"Rank -1 is out of range; give an expert rank from 0 to 1":                                                 func(o *ReplayOptions) { o.Ranks = []int{-1} },
 	} {
-		o := small(tr, schedule.Pipeline{Ranks: 1, Chunks: 1}, 0)
+		o := small(tr, schedule.Pipeline{Ranks: 2, Chunks: 1}, 0)
 		change(&o)
-		if _, err := replayed(t, o); err == nil {
-			t.Errorf("%s: accepted", name)
+		if err := o.Check(); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
 		}
+		if _, err := Replays(nil, o, nil); err == nil {
+			t.Errorf("a replay begins although %s", want)
+		}
+	}
+}
+
+// A replay says what it replayed, as it was asked to, and its static memory is that of buffers
+// for the worst case, counted again.
+func TestReplaySaysWhatItIs(t *testing.T) {
+	tr := synth(t, routing.Config{Kind: routing.Zipf, Skew: 1, Ranks: 2, Layers: 8, Microbatches: 4, Steps: 2, Tokens: 32, TopK: 2, Experts: 4, Seed: 3})
+	o := small(tr, schedule.Pipeline{Ranks: 2, Chunks: 2}, 1)
+	o.Tensors = 3
+	res, err := replayed(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, ranks, total := res.Device, res.Ranks, res.Total
+	res.Device, res.Ranks, res.Total, res.StepsRerun = device.Info{}, nil, ReplayFigures{}, 0
+	want := Replay{Steps: 2, Layers: 4, Microbatches: 4, Balanced: 32 * 2 / 2, Worst: 32 * 2, PP: 2, VPP: 2, Stage: 1, Tensors: 3, Width: 48, Page: 4 * memory.KiB}
+	if info.Backend != "cpu" || !reflect.DeepEqual(res, want) {
+		t.Errorf("%+v on %v, want %+v", res, info, want)
+	}
+	passes, err := o.Pipeline.Passes(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, most := 0, 0
+	for _, p := range passes {
+		if p.Backward {
+			held -= 2 // layers of a chunk
+		} else {
+			held += 2
+		}
+		most = max(most, held)
+	}
+	worst := memory.Bytes(most) * 3 * 48 * memory.Bytes(res.Worst)
+	for _, r := range ranks {
+		if r.Static != worst || r.Imbalance <= 0 || r.Live > worst {
+			t.Errorf("%+v; buffers for the worst case take %d", r, worst)
+		}
+	}
+	if total.Static != 2*worst {
+		t.Errorf("all ranks have %d static bytes, want %d", total.Static, 2*worst)
 	}
 }
 

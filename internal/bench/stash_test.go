@@ -36,6 +36,20 @@ func TestStashes(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		tier, store := "device", "pages"
+		if o.Host {
+			tier = "host"
+		}
+		if o.Bump {
+			store = "stack"
+		}
+		want := Stash{
+			Device: res.Device, Rows: o.Rows, MaxRows: o.MaxRows, Width: o.Width, Tensors: o.Tensors, Groups: o.Groups, Skew: o.Skew, Page: o.Page, Tier: tier, Store: store,
+			Bytes: o.total() / memory.Bytes(o.Groups), PairUS: res.PairUS, CopyUS: res.CopyUS, GBps: res.GBps, CopyGBps: res.CopyGBps, Ratio: res.Ratio, Launches: res.Launches, PoolBytes: res.PoolBytes,
+		}
+		if res != want || res.Device.Backend != "cpu" {
+			t.Errorf("%s: %+v, want %+v", name, res, want)
+		}
 		if res.Launches != 2 || res.Ratio <= 0 || res.GBps <= 0 || res.PoolBytes < res.Bytes {
 			t.Errorf("%s: implausible %+v", name, res)
 		}
