@@ -170,6 +170,12 @@ func TestRanksDiffer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, errs := joinAll(t, 3, func(rank int, p *launcher.Place, o *Options) {
+				if exchange := o.Exchange; rank == 1 { // it comes when the others know
+					o.Exchange = func(text string) (string, error) {
+						defer time.Sleep(50 * time.Millisecond)
+						return exchange(text)
+					}
+				}
 				if rank == 2 {
 					c.edit(p, o)
 				}

@@ -49,6 +49,7 @@ type service struct {
 	barriers map[string][]request
 	suspect  *Failure // the verdict comes when others had time to say where they are
 	failure  *Failure
+	gaveUp   bool // waiting for ranks that have not come
 	stopping bool
 }
 
@@ -93,13 +94,14 @@ func (s *service) drain() {
 	s.stop()
 }
 
-// wait waits until all members have gone. A member goes when it knows of a failure. One that
-// has failed may never go, so wait takes no longer than it takes to tell them.
+// wait waits until all members have gone. A member goes when it knows of a failure, also one
+// that is still to come. One that has failed may never go, so wait takes no longer than it
+// takes to tell them.
 func (s *service) wait() {
 	gone := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return !slices.ContainsFunc(s.members, func(m *member) bool { return m != nil && !m.gone })
+		return !slices.ContainsFunc(s.members, func(m *member) bool { return m == nil && !s.gaveUp || m != nil && !m.gone })
 	}
 	for since := time.Now(); !gone() && time.Since(since) < s.opts.Patience/2; {
 		time.Sleep(5 * time.Millisecond)
@@ -374,6 +376,7 @@ func (s *service) conclude(f *Failure) {
 func (s *service) giveUp(after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.gaveUp = true
 	var missing []int
 	for rank, m := range s.members {
 		if m == nil {
