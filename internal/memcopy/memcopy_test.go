@@ -256,6 +256,7 @@ func TestNoAllocations(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool drop objects at random")
 	}
 	dst, src := make([]byte, 4*StreamFrom), random(4*StreamFrom, 7)
+	piece := func(i int) (d, s []byte) { return dst[i*StreamFrom:][:StreamFrom], src[i*StreamFrom:][:StreamFrom] }
 	calls := map[string]func(){
 		"Copy small":   func() { Copy(dst[:1000], src) },
 		"Copy large":   func() { Copy(dst, src) },
@@ -263,10 +264,11 @@ func TestNoAllocations(t *testing.T) {
 		"Parallel all": func() { Parallel(dst, src, 0) },
 		"Copy2D":       func() { Copy2D(dst, 8192, src, 8192, 4096, 1000) },
 		"Fill":         func() { Fill(dst, 3) },
+		"Pieces":       func() { Pieces(4, len(dst), 2, piece) },
 		"on the stack": func() { var a, b [100]byte; Copy(a[:], b[:]); runtime.KeepAlive(&a) },
 	}
 	for name, call := range calls {
-		if n := testing.AllocsPerRun(50, call); n != 0 {
+		if n := testing.AllocsPerRun(10, call); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -104,9 +105,19 @@ func TestCalls(t *testing.T) {
 	if h, err := l.Register(c, 16, 1<<33); h != 77 || err != nil || l.Deregister(c, h) != nil || l.Deregister(c, h+1) == nil {
 		t.Errorf("Register returns %d, %v", h, err)
 	}
-	l.procs["ncclCommRegister"] = 0 // as before 2.19
-	if h, err := l.Register(c, 16, 1<<33); h != 0 || err != nil {
-		t.Errorf("an old library registers %d, %v", h, err)
+	for _, lacks := range newer { // as before 2.19
+		at := l.procs[lacks]
+		l.procs[lacks] = 0
+		if h, err := l.Register(c, 16, 1<<33); h != 0 || err != nil {
+			t.Errorf("a library without %s registers %d, %v", lacks, h, err)
+		}
+		l.procs[lacks] = at
+	}
+	if done, err := l.Poll(c + 1); done || err == nil || !strings.HasPrefix(err.Error(), "nccl: ncclCommGetAsyncError: something else") {
+		t.Errorf("Poll of no communicator returns %v, %v", done, err)
+	}
+	if !l.mu.TryLock() {
+		t.Error("a lock is held after all calls")
 	}
 	if done, err := l.Poll(c); done || err == nil || err.Error() != "nccl: a communicator: remote process exited (the link broke)" {
 		t.Errorf("Poll returns %v, %v", done, err)
@@ -133,6 +144,9 @@ func TestRegisterNoGraphs(t *testing.T) {
 
 // A library that is too old, or not NCCL, is refused in words.
 func TestRefused(t *testing.T) {
+	if _, err := open([]string{build(t, strings.Replace(stub, "22809", "21800", 1))}); err != nil {
+		t.Errorf("the oldest version that is enough: %v", err)
+	}
 	so := build(t, "int ncclGetVersion(int *v) { *v = 21403; return 0; }")
 	for name, words := range map[string]string{
 		so:                "is version 2.14.3; install 2.18.0 or later",
@@ -146,30 +160,61 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// The library of a Python package is found behind those of the loader; the variable names
-// one alone.
+// The libraries of Python packages and toolkits are found behind those of the loader, in the
+// order of the variables and the newest Python first; STOWAGE_NCCL names one alone.
 func TestNames(t *testing.T) {
-	home := t.TempDir()
-	at := filepath.Join(home, ".local/lib/python3.12/site-packages/nvidia/nccl/lib")
-	if err := os.MkdirAll(at, 0o700); err != nil {
-		t.Fatal(err)
+	root := t.TempDir()
+	var want []string
+	for _, folder := range []string{
+		"venv/lib", "venv/lib/python3.12/site-packages/nvidia/nccl/lib", "venv/lib/python3.11/site-packages/nvidia/nccl/lib",
+		"conda/lib", "conda/lib/python3.9/dist-packages/nvidia/nccl/lib", "home/.local/lib/python3.12/site-packages/nvidia/nccl/lib", "cuda-a/lib64", "cuda-b/lib64",
+	} {
+		file := filepath.Join(root, folder, "libnccl.so.2")
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, file)
 	}
-	if err := os.WriteFile(filepath.Join(at, "libnccl.so.2"), nil, 0o600); err != nil {
-		t.Fatal(err)
+	env := map[string]string{"HOME": root + "/home", "VIRTUAL_ENV": root + "/venv", "CONDA_PREFIX": root + "/conda", "CUDA_HOME": root + "/cuda-a", "CUDA_PATH": root + "/cuda-b"}
+	look := func() []string {
+		return slices.DeleteFunc(Names(func(name string) string { return env[name] }), func(name string) bool { return filepath.IsAbs(name) && !strings.HasPrefix(name, root) })
 	}
-	env := map[string]string{"HOME": home}
-	getenv := func(name string) string { return env[name] }
-	if names := Names(getenv); names[0] != "libnccl.so.2" || names[2] != filepath.Join(at, "libnccl.so.2") {
-		t.Errorf("looks for %v", names)
+	if got := look(); !slices.Equal(got, append(slices.Clone(files), want...)) {
+		t.Errorf("looks for %v, want %v", got, want)
+	}
+	t.Chdir(root) // paths that depend on where a program is started are none
+	env = map[string]string{"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "HOME": "home"}
+	if got := look(); !slices.Equal(got, files) {
+		t.Errorf("looks for %v", got)
+	}
+	t.Chdir(filepath.Join(root, "cuda-a")) // nor is a toolkit that no variable names
+	if got := look(); !slices.Equal(got, files) {
+		t.Errorf("looks for %v", got)
 	}
 	env[Variable] = "/opt/libnccl.so"
-	if names := Names(getenv); len(names) != 1 || names[0] != "/opt/libnccl.so" {
+	if names := Names(func(name string) string { return env[name] }); len(names) != 1 || names[0] != "/opt/libnccl.so" {
 		t.Errorf("looks for %v", names)
 	}
 }
 
+// Of libraries that cannot be opened, the error is of the first that is there, or else of the first.
+func TestFirstError(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "libnccl.so.2")
+	if err := os.WriteFile(broken, []byte("no library at all, whatever its name says of it, and long enough to have a header"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for want, names := range map[string][]string{"libnothing.so.1": {"libnothing.so.1", "libnothing.so.2"}, broken: {"libnothing.so.1", broken, "libnothing.so.2"}} {
+		if _, err := open(names); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", names, err, want)
+		}
+	}
+}
+
 func TestWords(t *testing.T) {
-	for version, want := range map[int]string{22809: "2.28.9", 21800: "2.18.0", 2804: "2.8.4"} {
+	for version, want := range map[int]string{22809: "2.28.9", 21800: "2.18.0", 2804: "2.8.4", 9999: "9.9.99", 10000: "1.0.0"} {
 		if got := Words(version); got != want {
 			t.Errorf("%d is %s, want %s", version, got, want)
 		}
