@@ -210,6 +210,9 @@ class Sorts(Planned):
             for m in rt._planner.keys[""].measured:
                 self.assertEqual([{"GELU"}, {"GELU", "LayerNorm"}, {"GELU", "LayerNorm"}, {"GELU", "LayerNorm"}], [set(part.kinds) for part in m.parts.values()])
                 request, names = m.request(1 << 30, False)
+                taken = {kind: sorted((op.get("unit"), op.get("microbatch"), op.get("storage")) for op in request["ops"] if op["op"] == kind) for kind in ("load", "release", "take", "give")}
+                self.assertEqual(taken["load"], taken["release"])  # all is over with the step
+                self.assertEqual(taken["take"], taken["give"])
                 for pick in itertools.product((False, True), repeat=len(m._kinds[Block])):
                     said = ["recompute" if what in [f"lean {i + 1}" if i else "lean" for i, yes in enumerate(pick) if yes] else "keep" for _, what in names]
                     plan = m.plan(names, answer(request, said))

@@ -209,6 +209,19 @@ class Layers(unittest.TestCase):
             self.assertLess(saw, 3)
 
     @unittest.skipUnless(DEVICE == "cpu", "the fake allocator counts tensors of the CPU")
+    def test_exceeded_beside_other_ranks(self):
+        """A rank that others wait for begins its step; alone it is told that the budget is exceeded, from its last byte on."""
+        for more, exceeded in ((-1, False), (0, True), (1, True)):
+            memory = Allocator(10 * self.SIZE)
+            with self.open(memory, budget=10 * self.SIZE) as rt:
+                memory.rt = rt
+                memory.hold(more - rt._library.usage().own)
+                for begin in (lambda alone: rt._budget.begin("", alone=alone), lambda alone: rt._budget.watch(False, alone=alone)):
+                    begin(False)
+                    with self.assertRaises(stowage.BudgetError) if exceeded else contextlib.nullcontext():
+                        begin(True)
+
+    @unittest.skipUnless(DEVICE == "cpu", "the fake allocator counts tensors of the CPU")
     def test_a_step_that_fails(self):
         memory, budget = Allocator(10 * self.SIZE), 16 * self.SIZE
         with self.open(memory, budget=budget) as rt:
