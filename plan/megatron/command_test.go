@@ -33,6 +33,8 @@ func TestParseCommand(t *testing.T) {
 		{"continued", "python pretrain_gpt.py \\\n  --num-layers 2 \\\n  --bf16 \\\n  --offload-modules moe_act core_attn\necho done", "bf16= num-layers=2 offload-modules=moe_act,core_attn"},
 		{"quoted", `--hybrid-layer-pattern "M-M*|M-" --spec 'a b' --x "it's"`, "hybrid-layer-pattern=M-M*|M- spec=a b x=it's"},
 		{"escaped", `--pipeline-model-parallel-layout Et\*2\|\(tt\|\)\*5t\|tmL --bf16`, "bf16= pipeline-model-parallel-layout=Et*2|(tt|)*5t|tmL"},
+		{"brackets at the end", "--bf16 --moe-layer-freq ([0]*3+[1]*58)", "bf16= moe-layer-freq=([0]*3+[1]*58)"},
+		{"layout at the end", "--bf16 --pipeline-model-parallel-layout E(tt|)", "bf16= pipeline-model-parallel-layout=E(tt|)"},
 		{"bare layout", "--pipeline-model-parallel-layout Et*2|(tt|)*5t|tmL --bf16", "bf16= pipeline-model-parallel-layout=Et*2|(tt|)*5t|tmL"},
 		{"bare brackets", "--window-size (127,0) --moe-layer-freq ([0]*3+([1]*2)) --bf16", "bf16= moe-layer-freq=([0]*3+([1]*2)) window-size=(127,0)"},
 		{"subshell", "(cd x; python y.py --bf16 --x 1)", "bf16= x=1"},

@@ -122,6 +122,18 @@ class Nested(Planned):
 
         self.every_plan(stack(Simple), step)
 
+    def test_evaluation_before_backward(self):
+        """Second passes are made in the modes of the first ones, inside of blocks too."""
+
+        def step(model, i):
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            model.eval()
+            loss.backward()
+            model.train()
+            return loss
+
+        self.every_plan(stack(Layer, 2), step, (False,), ["whole"])
+
     def test_evaluation(self):
         def step(model, i):
             x = torch.randn(3, 4, 8)
