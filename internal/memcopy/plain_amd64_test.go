@@ -1,3 +1,5 @@
+// This file owns the tests of copies without vector instructions.
+
 package memcopy
 
 import "testing"

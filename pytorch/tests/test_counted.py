@@ -5,7 +5,7 @@ import unittest
 
 from blocks import Block, Compared, Layer, choices, one_pass, planned, recorded, stack, train
 from common import torch
-from stowage._measured import Choice
+from stowage._measured import BACKWARD, Choice
 from stowage._plan import Plan
 from stowage._planned import RECORDED
 from stowage._record import Weak, storage_of
@@ -142,6 +142,23 @@ class Kinds(Compared):
                             self.assertEqual(sum(known.plan.saved.values()), counted(model, rt))
                             model.load_state_dict(state)
                             self.compare(want, train(model, one_pass, 2, rt))
+
+
+class Times(unittest.TestCase):
+    def test_backward_passes_of_parts_add_up(self):
+        """Whether blocks are one or divided, their backward passes take as long in all; a block without its parts takes what they leave."""
+        with recorded(stack(Layer, 3)) as (rt, divisions):
+            self.assertEqual({False, True}, {m._fine for m in divisions})
+            for m in divisions:
+                m._whole, m._pace = {u: 1000 if u.parent is None else 300 for u in m._whole}, 1.0
+                blocks = [call.unit for call in m.parts if call.unit.parent is None]
+                parts = [call.unit for call in m.parts if call.unit.parent is not None]
+                got = [m._backward(call) for call in m.parts]
+                self.assertEqual(int(BACKWARD * 1000) * len(blocks), sum(got))
+                self.assertEqual(bool(parts), m._fine)
+                for call, took in zip(m.parts, got):
+                    inside = sum(u.parent is call.unit for u in parts)
+                    self.assertEqual(int(BACKWARD * (m._whole[call.unit] - 300 * inside)), took)
 
 
 if __name__ == "__main__":

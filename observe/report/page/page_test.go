@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -50,6 +51,34 @@ func unpack(t *testing.T, page, id string, value any) {
 	}
 	if err := json.Unmarshal(text, value); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// full takes some bytes and then no more.
+type full int
+
+func (f *full) Write(b []byte) (int, error) {
+	n := min(len(b), int(*f))
+	*f -= full(n)
+	if n < len(b) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}
+
+// A page that cannot be written to its end is an error, wherever the room ends.
+func TestPageThatCannotBeWritten(t *testing.T) {
+	r := sample([]string{"keep"}, 1, 1, 2)
+	for name, write := range map[string]func(io.Writer) error{"a report": func(w io.Writer) error { return Write(w, r) }, "a live page": Live} {
+		var whole bytes.Buffer
+		if err := write(&whole); err != nil {
+			t.Fatal(err)
+		}
+		for _, room := range []int{0, 1, whole.Len() / 2, whole.Len() - 1} {
+			if f := full(room); !errors.Is(write(&f), io.ErrShortWrite) {
+				t.Errorf("%s of %d bytes fits into %d", name, whole.Len(), room)
+			}
+		}
 	}
 }
 
