@@ -69,7 +69,7 @@ func watched(t *testing.T, yield func(name string, c Config)) {
 }
 
 func TestUnderAnySchedule(t *testing.T) { // SPEC S6.2
-	at, few := 0, testing.Short() || raceEnabled
+	at, few := 0, few()
 	watched(t, func(name string, c Config) {
 		seeds := 2
 		if at++; few {

@@ -66,7 +66,7 @@ func evaluated(t *testing.T, c Config, steps int) (out outcome) {
 }
 
 func TestEvaluationDisturbsNothing(t *testing.T) { // SPEC S4.3
-	few := testing.Short() || raceEnabled
+	few := few()
 	for _, m := range []*model.Model{mixed(), assorted()} {
 		if few && m.Name == "assorted" {
 			continue

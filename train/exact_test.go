@@ -95,8 +95,11 @@ func TestExactWhateverThePolicy(t *testing.T) { // SPEC S1.6, S3.4, S4.6, S5.1, 
 		c := runs[i]
 		c.Memory = with
 		every := 1
-		if testing.Short() || raceEnabled {
+		switch {
+		case testing.Short() || raceEnabled:
 			every = 9
+		case few():
+			every = 3
 		}
 		if at%every == 0 {
 			if _, ok := want[i]; !ok {
@@ -143,7 +146,7 @@ func TestExactInOneGraph(t *testing.T) { // SPEC S4.1, S4.6
 // Sharded parameters give the same bits under every policy.
 func TestExactWhenSharded(t *testing.T) { // SPEC S2.1
 	for i, m := range []*model.Model{mixed(), assorted()} {
-		if i > 0 && (testing.Short() || raceEnabled) {
+		if i > 0 && few() {
 			continue
 		}
 		c := quick(t, m)
@@ -223,7 +226,7 @@ func skewed(c Config, steps int) (a account, s memory.StashCounts, err error) {
 // Steps that find too few pages, or too small a buffer, are rerun and come to the same.
 func TestRerunsAreExact(t *testing.T) { // SPEC S1.4, S1.6
 	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
-		if l.PP > 1 && (testing.Short() || raceEnabled) {
+		if l.PP > 1 && few() {
 			continue
 		}
 		c := quick(t, mixed())
@@ -287,7 +290,7 @@ func TestBudgets(t *testing.T) { // SPEC S5.5
 			// From above what none takes to below the parameters: the floor lies between.
 			for part := 48; part > 14; part -= 3 {
 				c.Memory = Memory{Rows: rows, Fraction: 1, Links: links, Budget: peak * memory.Bytes(part) / 32}
-				if (testing.Short() || raceEnabled) && part%9 != 3 {
+				if few() && part%9 != 3 {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, rows %d, %v of %v", m.Name, rows, c.Memory.Budget, peak), func(t *testing.T) {

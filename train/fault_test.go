@@ -102,7 +102,7 @@ func fallible(t *testing.T, yield func(name string, c Config)) {
 // Whatever fails, every rank ends with an error that says what; nothing hangs, panics,
 // leaks or comes to a wrong number.
 func TestEverythingMayFail(t *testing.T) {
-	few := testing.Short() || raceEnabled
+	few := few()
 	fallible(t, func(name string, c Config) {
 		if few && (name == "sharded" || name == "none") {
 			return // they take longest

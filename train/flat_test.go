@@ -106,7 +106,7 @@ func TestMemoryStaysFlat(t *testing.T) { // SPEC S4.5
 	long(t, func(name string, c Config) {
 		t.Run(name, func(t *testing.T) {
 			steps := 300
-			if testing.Short() || raceEnabled {
+			if few() {
 				steps = 60
 			}
 			if err := flat(c, steps); err != nil {

@@ -66,7 +66,7 @@ func trainersOverNCCL(t *testing.T, c Config, work func(i int, tr *Trainer) erro
 // whole step with its stash and what is offloaded inside. SPEC S7.3
 func TestPoliciesOverNCCL(t *testing.T) {
 	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
-		if l.PP > 1 && (testing.Short() || raceEnabled) {
+		if l.PP > 1 && few() {
 			continue
 		}
 		var first string
@@ -113,7 +113,7 @@ func TestPoliciesOverNCCL(t *testing.T) {
 func TestLayoutsOverNCCL(t *testing.T) {
 	for _, l := range []Layout{{4, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 1, 2}, {2, 2, 2, 2}, {1, 1, 2, 4}, {4, 1, 2, 2}} {
 		for i, m := range []*model.Model{assorted(), longer(mixed())} {
-			if l.Ranks() > 2 && (testing.Short() || raceEnabled) {
+			if l.Ranks() > 2 && few() {
 				continue
 			}
 			for _, sharded := range []bool{false, true} {

@@ -232,7 +232,7 @@ func TestAgainstPyTorch(t *testing.T) {
 				case "max":
 					c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}
 				}
-				if (testing.Short() || raceEnabled) && (pool == "max" || i%4 != 0) {
+				if few() && (pool == "max" || i%4 != 0) {
 					continue
 				}
 				if pool == "max" {

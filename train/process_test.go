@@ -143,7 +143,7 @@ func sameInProcesses(t *testing.T, c Config, steps int, ranks [][]int) (reruns i
 // not.
 func TestProcessesTrainAlike(t *testing.T) {
 	layouts := []Layout{{1, 1, 1, 2}, {2, 1, 1, 1}, {1, 1, 2, 2}, {2, 2, 2, 2}, {2, 1, 2, 4}}
-	if testing.Short() || raceEnabled {
+	if few() {
 		layouts = layouts[3:4]
 	}
 	for _, m := range []*model.Model{smallMoE(), smallDeepSeek()} {
@@ -174,7 +174,7 @@ func TestProcessesOfSeveralRanks(t *testing.T) {
 // All policies, and steps that are rerun, give the same figures in several processes.
 func TestProcessesUnderPolicies(t *testing.T) {
 	for _, name := range append(slices.Clone(Policies), "reruns") {
-		if (testing.Short() || raceEnabled) && name != "offload" && name != "reruns" {
+		if few() && name != "offload" && name != "reruns" {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestProcessesUnderPolicies(t *testing.T) {
 // Sharded parameters give the same figures in several processes.
 func TestProcessesWithPools(t *testing.T) {
 	for _, k := range []bucket.PoolKind{bucket.Dynamic, bucket.Rotary, bucket.Fixed, bucket.Max, bucket.Arena, bucket.Recorded} {
-		if (testing.Short() || raceEnabled) && k != bucket.Arena {
+		if few() && k != bucket.Arena {
 			continue
 		}
 		t.Run(k.String(), func(t *testing.T) {

@@ -85,7 +85,7 @@ func TestLoadsOnAnyLayout(t *testing.T) { // SPEC S7.5
 	tied := assorted()
 	tied.Tied = true
 	for _, m := range []*model.Model{assorted(), tied} {
-		few := m.Tied || testing.Short() || raceEnabled
+		few := m.Tied || few()
 		for i, a := range all {
 			if few && i%4 != 2 {
 				continue

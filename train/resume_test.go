@@ -94,7 +94,7 @@ func TestResumeIsExact(t *testing.T) {
 		{m: mixed(), layout: Layout{2, 1, 2, 4}, shard: true, pool: bucket.Recorded},
 		{m: assorted(), layout: Layout{2, 1, 2, 2}, shard: true, pool: bucket.Arena, number: kernels.BF16},
 	} {
-		if (testing.Short() || raceEnabled) && i%3 != 1 {
+		if few() && i%3 != 1 {
 			continue
 		}
 		c := quick(t, x.m)

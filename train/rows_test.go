@@ -203,7 +203,7 @@ func rowsModel(hidden, width, layers int) *model.Model {
 // longer than under the rule that the solver replaced. Links are modelled. Measured times are printed and not
 // compared: those of a busy machine scatter.
 func TestRowsAgainstTheRule(t *testing.T) {
-	if testing.Short() || raceEnabled {
+	if few() {
 		t.Skip("it solves for half a minute")
 	}
 	const rate = 1.5e8

@@ -44,7 +44,7 @@ func TestExactInOneGraphOfRanks(t *testing.T) {
 				{"offload", Memory{Rows: layer.Stashed, Offload: []string{"core_attn", "attn_proj", "mlp_norm", layer.RowsGroup}}},
 				{"recompute", Memory{Rows: layer.Stashed, Recompute: []string{"layernorm", "core_attn", "mlp", "moe"}}},
 			} {
-				if at++; (testing.Short() || raceEnabled) && at%7 > 0 {
+				if at++; few() && at%7 > 0 {
 					continue
 				}
 				if want.steps == nil {
@@ -142,7 +142,7 @@ func TestOneReplayAStep(t *testing.T) {
 // ranks capture again. SPEC S7.4
 func TestRerunsInOneGraphOfRanks(t *testing.T) {
 	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
-		if l.PP > 1 && (testing.Short() || raceEnabled) {
+		if l.PP > 1 && few() {
 			continue
 		}
 		m := mixed()
@@ -202,7 +202,7 @@ func TestRerunsInOneGraphOfRanks(t *testing.T) {
 func TestExactWithCapturedExperts(t *testing.T) {
 	for i, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 4}, {1, 1, 1, 2}, {1, 1, 1, 1}} {
 		for k, m := range []*model.Model{mixed(), assorted()} {
-			if (testing.Short() || raceEnabled) && i != k {
+			if few() && i != k {
 				continue
 			}
 			c := quick(t, m)
