@@ -48,7 +48,7 @@ func TestBenchOffload(t *testing.T) {
 	if _, stderr, code = command(strings.Fields(brief + "--layers 1 --microbatches 1 --trace /dev/full")...); code != exitFailure || !strings.Contains(stderr, "--trace: cannot write /dev/full: no space left on device") {
 		t.Errorf("a full disk: code %d, errors %q", code, stderr)
 	}
-	stdout, stderr, code = command(strings.Fields(brief + "--budget 1MiB --graph full")...)
+	stdout, stderr, code = command(strings.Fields(brief + "--layers 1 --budget 1MiB --graph full")...)
 	if code != exitOK || stderr != "" || strings.Contains(stdout, "NaN") || !strings.Contains(stdout, "yes, bit for bit") {
 		t.Errorf("code %d, errors %q, printed\n%s", code, stderr, stdout)
 	}

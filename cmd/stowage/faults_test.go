@@ -169,7 +169,7 @@ func TestTrainLosesARank(t *testing.T) {
 	}
 	calls := callsOf(t, variables, flags)
 	for i, f := range cases {
-		if !*allCases && *faults == 0 && (i < 1 || i > 3) {
+		if !*allCases && *faults == 0 && i != 1 && i != 3 {
 			continue
 		}
 		flags := flags

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -302,23 +301,19 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The binary itself: exit codes as a shell sees them, and a reader that goes
+// The program as a process: exit codes as a shell sees them, and a reader that goes
 // away early.
 func TestBinary(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the program")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	binary := filepath.Join(t.TempDir(), "stowage")
-	build := exec.Command("go", "build", "-o", binary, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	t.Setenv(asProgram, "1")
 	for line, want := range map[string]int{
 		"version":      exitOK,
 		"bench corpse": exitUsage,
 	} {
-		cmd := exec.Command(binary, strings.Fields(line)...)
+		cmd := exec.Command(self, strings.Fields(line)...)
 		_ = cmd.Run()
 		if got := cmd.ProcessState.ExitCode(); got != want {
 			t.Errorf("%s: exit code %d, want %d", line, got, want)
@@ -329,7 +324,7 @@ func TestBinary(t *testing.T) {
 	}
 	script := `"$0" version >/dev/full; echo $?; "$0" help | head -n 1`
 	var errs bytes.Buffer
-	sh := exec.Command("sh", "-c", script, binary)
+	sh := exec.Command("sh", "-c", script, self)
 	sh.Stderr = &errs
 	out, err := sh.Output()
 	if err != nil {

@@ -107,7 +107,7 @@ func TestReadmeInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(t.TempDir())
-	smaller := strings.NewReplacer("--steps 300", "--steps 2", "--steps 600", "--steps 3", "--steps 50", "--steps 1", "--save-every 100", "--save-every 1", ":8080", "127.0.0.1:0")
+	smaller := strings.NewReplacer("--steps 300", "--steps 2", "--steps 600", "--steps 3", "--steps 50", "--steps 1", "--save-every 100", "--save-every 1", "--ep 64 --dp 128", "--ep 4 --dp 4", ":8080", "127.0.0.1:0")
 	ran := 0
 	for _, m := range regexp.MustCompile(`(?m)^\$ (stowage [^#\n]*)`).FindAllStringSubmatch(string(text), -1) {
 		line := smaller.Replace(strings.TrimSpace(m[1]))
@@ -116,8 +116,6 @@ func TestReadmeInOrder(t *testing.T) {
 			continue
 		case line == "stowage train":
 			continue // TestTrainDefault runs the comparison
-		case testing.Short() && strings.Contains(line, "--dp 128"):
-			continue // thousands of ranks take long under the race detector
 		case train && strings.Contains(line, "--dry-run"):
 			line = strings.Replace(line, "--seq 4096", "--seq 64 --policy none", 1)
 		case train && !strings.Contains(line, "--resume"):
