@@ -415,8 +415,7 @@ class Blocks:
                     now += self._backward(open)
                 open = what
             yield kind, what, now
-        if open is not None:
-            now += self._backward(open)
+        now += self._backward(open) if open is not None else self._middle or 0
         yield "end", None, now
 
     def _backward(self, call: Call) -> int:

@@ -7,9 +7,10 @@ import threading
 import unittest
 import warnings
 
-from blocks import Block, stack
+from blocks import Block, Stack, stack
 from common import stowage, torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from zoo import Mixture
 
 
@@ -108,6 +109,18 @@ class WrongUse(unittest.TestCase):
         got = stowage.plan(model, x, gpu="h100", budget=1)
         self.assertNotIn("offloading", got.verdict())
         self.assertIn("shard the model", got.verdict())
+
+    def test_a_model_that_is_checkpointed_takes_as_long_under_any_budget(self):
+        class Checkpointed(Stack):
+            def forward(self, x):
+                x = self.first(x)
+                for block in self.blocks:
+                    x = checkpoint(block, x, use_reentrant=False)
+                return self.last(x)
+
+        got = stowage.plan(Checkpointed(*(Block(64) for _ in range(3)), width=64), torch.randn(4096, 64), gpu="h100", budget="1GiB")
+        self.assertGreater(got.step_ns, 0)
+        self.assertEqual([got.step_ns] * 2, [got.plan.step_ns, got.least.step_ns])
 
     def test_notes(self):
         got = stowage.plan(nn.Linear(4, 4).eval(), torch.randn(2, 4), gpu="h100")
