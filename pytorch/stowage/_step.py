@@ -307,8 +307,7 @@ class Step:
             return self.keep(t)
         if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream or t.is_conj() or t.is_neg():
             return self.keep(t)
-        offset = t.storage_offset()
-        address = t.data_ptr() - offset * t.element_size()
+        offset, address = t.storage_offset(), memory.data_ptr()  # a tensor without elements has no address
         rows = self.rows.get(address)
         if rows is not None:
             if rows.weak.of != memory._cdata:

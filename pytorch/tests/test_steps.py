@@ -446,6 +446,24 @@ class Leaks(unittest.TestCase):
                 if kind != "fake-1":  # which may hold it until the step ends
                     self.assertIsNone(alive.storage(), kind)
 
+    def test_a_part_without_elements(self):
+        """As of an expert that gets no rows: it has no address, and its storage has one."""
+
+        def case(g):
+            x = leaf(60, 16)
+            with g("a"):
+                parts = (x * 2).split([60, 0])
+                y = [part * part.exp() for part in reversed(parts)]
+            with g("b"):
+                z = [part.exp() for part in y]
+            sum(part.sum() for part in z).backward()
+            return [x.grad]
+
+        for kind in (*KINDS, "fake-2", "fake-3"):
+            with self.subTest(kind), runtime(kind) as rt:
+                for _ in range(3):
+                    self.assertTrue(same(plain(case)[0], under(rt, case)[0]))
+
     @unittest.skipUnless(DEVICE == "cpu", "arrays are in memory of the CPU")
     def test_storages_that_share_memory(self):
         """One is a part of the other, at the same address: they are two."""
