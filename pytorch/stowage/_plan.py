@@ -113,7 +113,7 @@ class Measured(Held):
                     again = max(sorts[what], 1)
                 if what == "rest" and self._can_whole(u) and u not in one and not (never and u in never):
                     again = max(whole - sum(sorts.values()), whole // 2, 1)
-                units.append({"name": what, "layer": layers.setdefault(u, len(layers)), "offload": offload and what not in sorts, "recompute_ns": again})
+                units.append({"name": what, "layer": layers.setdefault(u, len(layers)), "offload": offload and what not in sorts and not u.retained, "recompute_ns": again})
             return place[u, what]
 
         outside: Dict[int, int] = {}

@@ -25,7 +25,7 @@ from ._errors import AFTER_STEP, Error
 from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
-from ._step import Ticket, first_made
+from ._step import Ticket, first_made, in_backward
 from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again
 from ._units import Attributes, Place, modules
 
@@ -47,6 +47,7 @@ class Unit:
         self.lean: Optional[bool] = None
         self.why = ""  # it cannot be recomputed
         self.left_alone = False  # something else recomputes it
+        self.retained = False  # a backward pass left what it saves: offloaded, it would come back and stay
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
         self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors
@@ -56,10 +57,10 @@ class Saved:
     """What autograd holds instead of a tensor. Nobody else holds it, so that memory is free as
     soon as autograd is done with it."""
 
-    __slots__ = ("call", "held", "__weakref__")
+    __slots__ = ("call", "held", "used", "__weakref__")
 
     def __init__(self, call: Call, held: Any) -> None:
-        self.call, self.held = call, held
+        self.call, self.held, self.used = call, held, False
 
 
 class Entry:
@@ -160,7 +161,13 @@ class Call:
     def unpack(self, saved: Saved) -> torch.Tensor:
         if self.profile.step is not None:
             self.profile.load(self)
+            self.unit.retained |= saved.used
+            saved.used = True
         return self.profile.unpack(saved.held)
+
+    def note_retained(self) -> None:
+        """Notes whether a backward pass left what it used: autograd frees it at once unless the graph is retained."""
+        self.unit.retained |= any(saved is not None and saved.used for saved in (e.saved() for e in self.entries))
 
     def value(self, i: int) -> Optional[torch.Tensor]:
         """Returns what was saved, or None if autograd is done with it."""
@@ -212,6 +219,8 @@ class Profile:
         self.clock = Clock(device)
         self.stack: List[Call] = []
         self.calls: List[Call] = []
+        self.last: Optional[Call] = None  # whose backward pass began
+        self.backward = -1  # and in which pass
         self.count: Dict[Unit, int] = {}
         self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
         self.marks: List[int] = []  # by op: how often the peak was read before
@@ -239,7 +248,7 @@ class Profile:
     def close(self) -> None:
         """Forgets tensors, and keeps what was counted."""
         self.needs = self.budget.needs()
-        self.stack, self.numbered = [], {}
+        self.stack, self.numbered, self.last = [], {}, None
         self.holder, self.step = _again.IN_PLACE, None
         for call in self.calls:
             call.forget()
@@ -379,7 +388,11 @@ class Profile:
         a call around it saved, whose backward pass does not begin by that."""
         if call.was_loaded or self.step.quiet:
             return
-        call.was_loaded = True
+        if self.last is not None:
+            self.last.note_retained()
+            # Nothing tells of the last call of a pass, which is as the one before.
+            call.unit.retained |= self.last.unit.retained and self.backward == in_backward()
+        call.was_loaded, self.last, self.backward = True, call, in_backward()
         call.loaded = self.now = self.clock.stamp()
         self.step.begin_backward(call.ticket, 0)
         self.pause()

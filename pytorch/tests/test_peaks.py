@@ -178,6 +178,46 @@ class Peaks(unittest.TestCase):
                     self.assertFalse(plan.offloads)
                     self.assertIn(sum(c.whole for c in plan.choices.values()), range(1, 9))
 
+    def test_graphs_that_are_retained(self):
+        """What a retained graph saves comes back with the first backward pass and stays, so that offloading it frees nothing."""
+        torch.manual_seed(1)
+        model, x = Model(Block, 6, 32), torch.randn(16, 16, 32)
+        memory = Allocator(model)
+
+        def twice():
+            out = model(x)
+            out.square().mean().backward(retain_graph=True)
+            out.abs().mean().backward()
+
+        def some():
+            """The second loss is one of the last block alone."""
+            h = model.first(x)
+            for block in model.blocks[:-1]:
+                h = block(h)
+            h = model.blocks[-1](h)
+            loss = model.last(h).square().mean()
+            loss.backward(retain_graph=True)
+            torch.autograd.grad(h.abs().mean(), list(model.blocks[-1].parameters()), allow_unused=True)
+
+        for step in (twice, some):
+            for share in (0.5, 0.8):
+                with self.subTest(step=step.__name__, share=share), memory, mock.patch.object(_step, "PIECE", 16384), mock.patch.object(_planned, "WORTH", 1e9):
+                    base = memory.most = memory.allocated()
+                    step()
+                    model.zero_grad(set_to_none=True)
+                    size = int(base + share * (memory.most - base))
+                    memory.reset()
+                    with runtime("budget", budget=size, memory=memory) as rt:
+                        rt.attach(model)
+                        for i in range(12):
+                            planned = i >= RECORDED
+                            memory.most = 0
+                            with rt.step():
+                                step()
+                            model.zero_grad(set_to_none=True)
+                            if planned:
+                                self.assertLessEqual(memory.most, size, f"step {i}, {memory.most / size:.3f} of the budget")
+
     def test_temporaries_that_grow(self):
         """As those of experts do that get more rows: a step that exceeds the budget is noticed at once, settled
         or not, and the next ones keep to it."""
