@@ -23,10 +23,12 @@ import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
 from torch.utils import _pytree
 
+from ._bits import seed
 from ._errors import Error
 from ._record import Kept, is_dense, modified, storage_of, version_of
 from ._surroundings import Mode, Random, Surroundings, mode_of, modes_again
 from ._units import Place, Uncounted, at, counting, modules
+from ._written import check_versions
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 # Before this function existed, an exception in a hook could not end a forward pass.
@@ -186,6 +188,8 @@ class Whole:
         if i and i == self.first:
             return self.holder.pack(t)
         self.shapes.append(shape_of(t))
+        if seed(t):  # it is not compared with the one that a second pass makes
+            return IN_PLACE.pack(t)
         base: Any = t._base if t._is_view() else t
         if base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter):
             self.weights.setdefault(base, version_of(base))  # it may be no weight of the block
@@ -229,13 +233,6 @@ class Whole:
             del saved[self.first :]
         check(self.module, self.shapes, list(map(shape_of, saved)))
         self.values = dict(enumerate(saved))
-
-
-def check_versions(weights: Iterable[Tuple[torch.Tensor, int]]) -> None:
-    """Raises an error if a weight was written since."""
-    for p, version in weights:
-        if version_of(p) != version:
-            raise Error(modified(p.dtype, p.shape, version, p._version))
 
 
 def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) -> None:

@@ -32,6 +32,7 @@ from ._plan import Measured, Plan, agree, best, measured, notes, summary
 from ._profile import Profile
 from ._ranks import CHECKED, Facts, Ranks, failure_of
 from ._step import Step
+from ._written import Broadcasts
 
 # So many steps of a key are recorded: the first loads code, so its times are not used.
 RECORDED = 2
@@ -69,6 +70,7 @@ class Planner:
         self.keys: Dict[str, Key] = {}
         self._refused = Refused()  # kinds of cheap tensors that are kept, and why
         self._exact = exact
+        self._broadcasts: List[Broadcasts] = []  # of DDP modules whose buffers are written between two passes
         self._warned = False  # a step that exceeded the budget was told of
         self._not_smaller: Dict[str, str] = {}  # kinds of compiled blocks that are not compiled again, and why
 
@@ -137,6 +139,8 @@ class Planner:
     def changed(self) -> None:
         """Forgets all plans, because there are other models."""
         self.units.unwrap()
+        while self._broadcasts:
+            self._broadcasts.pop().remove()
         self.keys.clear()
         self._found = None
 
@@ -189,6 +193,9 @@ class Planner:
         if step.used_rows or not profile.calls or self.units.is_alone and not profile.repeats():
             self._end(key, known, Facts(key, None, by_library=True))
             return
+        if profile.rewritten and not self._broadcasts:
+            models = [a.model for a in self._runtime._attached if a.model is not None]
+            self._broadcasts = [Broadcasts(m) for model in models for m in model.modules() if isinstance(m, torch.nn.parallel.DistributedDataParallel)]
         known.largest, known.profile = profile.largest(), profile
         known.most, known.base, known.in_compiled = max(profile.needs, default=0), self._budget.base, profile.in_compiled()
         self._not_smaller.update((f"{kind.__name__} is not compiled with activation_memory_budget={b:g}", why) for (kind, b), why in profile.not_smaller.items())

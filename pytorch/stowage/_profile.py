@@ -106,6 +106,7 @@ class Call:
         self.random: Optional[Random] = None
         self.modes: List[Mode] = []
         self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
+        self.buffers: List[Tuple[int, int]] = []  # their numbers and versions
         # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
         # pass on a GPU has its own.
         self.context = contextvars.copy_context() if unit.compiled else None
@@ -221,6 +222,7 @@ class Profile:
         self.calls: List[Call] = []
         self.last: Optional[Call] = None  # whose backward pass began
         self.backward = -1  # and in which pass
+        self.rewritten = False  # buffers were written between the passes of a call
         self.count: Dict[Unit, int] = {}
         self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
         self.marks: List[int] = []  # by op: how often the peak was read before
@@ -327,7 +329,7 @@ class Profile:
         if why:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
-        call.modes = list(map(mode_of, inside))
+        call.modes, call.buffers = list(map(mode_of, inside)), buffers
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
         if call.fixed:
@@ -422,6 +424,7 @@ class Profile:
         attributes, draws = Attributes(inside), Draws(inside)
         if any(version_of(p) != version for p, version in call.weights):
             unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
+        self.rewritten |= buffers_of(unit.module) != call.buffers
         try:
             need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)

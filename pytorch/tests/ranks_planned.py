@@ -7,11 +7,13 @@ for what it found equal.
 """
 
 import contextlib
+import copy
 import datetime
 import sys
 import time
 from unittest import mock
 
+from blocks import planned
 from common import DEVICE, runtime, same, stowage, torch
 from stowage import _planned
 from stowage._again import state
@@ -171,6 +173,49 @@ def collectives():
     assert all[0] == all[1]
     Block.order = []
     compare("collectives in blocks under ddp", lambda: wrapped(True), by_rank(10.0, 0.5), ranks=dist.group.WORLD)
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(W, 2 * W), nn.Linear(2 * W, W)
+        self.register_buffer("shift", torch.randn(W))
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x))) + self.shift
+
+
+def broadcasts():
+    """DDP writes buffers before every forward pass, and two come before one backward pass. Another write is noticed."""
+
+    def twice(model, step, after=lambda: None):
+        torch.manual_seed(7 + rank())
+        for _ in range(6):
+            model.zero_grad(set_to_none=True)
+            with step():
+                loss = sum(model(torch.randn(ROWS, W)).square().mean() for _ in range(2))
+                after()
+                loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    torch.manual_seed(3)
+    plain = nn.Sequential(*(nn.Sequential(Shifted(), nn.Linear(W, W)) for _ in range(3)))
+    ddp = nn.parallel.DistributedDataParallel
+    want = twice(ddp(copy.deepcopy(plain)), contextlib.nullcontext)
+    for what in ("what DDP returned", "what DDP was given", "another write"):
+        model = ddp(copy.deepcopy(plain))
+        with planned(model if what != "what DDP was given" else model.module, "whole", ranks=False) as rt:
+            if what == "what DDP returned":
+                equal(f"ddp, two forward passes, attached {what}", want, twice(model, rt.step))
+                assert len(recomputed(rt)) == 3, recomputed(rt)
+                continue
+            after = [lambda: None, lambda: [b.mul_(1) for b in model.buffers()]][what == "another write"]
+            try:
+                twice(model, rt.step, after)
+            except stowage.Error as e:
+                assert str(e).endswith("give broadcast_buffers=False to DDP, or attach() what DDP returned"), e
+                equal(f"ddp, two forward passes, {what}", (), ())
+        assert "_sync_buffers" not in model.__dict__
 
 
 def alone():

@@ -17,6 +17,9 @@ class Ranks(unittest.TestCase):
     def test_results_are_those_of_steps_without_it(self):
         self.check("budgets,speeds,accumulation,collectives,alone", 7)
 
+    def test_buffers_that_are_broadcast(self):
+        self.check("broadcasts", 3)
+
     def test_failures_and_disagreement(self):
         self.check("too_small,keys,rows,again,unequal", 10)
 

@@ -40,6 +40,28 @@ class State(Compared):
         return reasons
 
 
+class Numbers(State):
+    def test_whole_numbers_that_change_before_the_backward_pass(self):
+        """Autograd saves them, and they are no seeds of an attention's dropout."""
+
+        class Times(Block):
+            times = 1
+
+            def forward(self, x):
+                return super().forward(x) * self.times
+
+        def step(model, i):
+            for times in (2, 3):
+                for block in model.blocks:
+                    block.times = times
+                if times == 2:
+                    loss = model(torch.randn(3, 4, 8)).square().mean()
+            loss.backward()
+            return loss
+
+        self.every_plan(stack(Times), step)
+
+
 class Marks(State):
     def test_views_of_the_input_of_a_cheap_module(self):
         """Autograd saves the same memory, marked as a conjugate or as negative."""
