@@ -56,6 +56,9 @@ type Config struct {
 	// rank divided by the mean. Zero selects the imbalance that the planner expects
 	// without forced balance. A run ignores it and counts its rows.
 	Imbalance float64
+	// Effort is the part of its usual search that the solver of budgets may take. Zero means
+	// all.
+	Effort float64
 	// DryRun lets Check accept more ranks than a process can open. Forecast takes them, and
 	// New does not.
 	DryRun    bool

@@ -183,7 +183,7 @@ func (r *rank) openRuntime() error {
 	m := &r.cfg.Memory
 	c := engine.Config{
 		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Links: m.Links,
-		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.agree, Log: r.cfg.Log,
+		Budget: m.Budget, Effort: r.cfg.Effort, Rank: r.index, Stage: r.pp, Reduce: r.agree, Log: r.cfg.Log,
 	}
 	if r.cfg.Layout.Ranks() > 1 {
 		if _, ok := r.world.(comm.Capturer); !ok && (m.Scopes.Has(memory.FullIteration) || m.Scopes.Has(memory.MoE)) {

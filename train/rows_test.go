@@ -130,6 +130,7 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 // compareBudgets runs several budgets with the rule and with the solver. They are shares, in
 // percent, of what is held beside parameters with everything kept.
 func compareBudgets(t *testing.T, c Config, steps int, shares []int, check func(share int, rule, solver budgetRun)) {
+	c.Effort = 0 // all of it
 	var err error
 	if c.Memory, err = NamedMemory("stash", 0); err != nil {
 		t.Fatal(err)

@@ -36,6 +36,7 @@ func testConfig(t testing.TB, m *model.Model) Config {
 	return Config{
 		Model: m, Settings: layer.DefaultSettings(), Number: kernels.F32, Layout: Layout{PP: 2, VPP: 1, EP: 2, DP: 2},
 		Batch: Batch{Micro: 2, Seq: 32, Microbatches: 4}, Optim: DefaultOptim(), Memory: Memory{Fraction: 1}, Seed: 7, Text: text,
+		Effort: 0.05, // few tests are about how good a decision is
 		Device: func(int) (device.Device, error) { return cpu.Open(cpu.Options{}) },
 	}
 }

@@ -63,6 +63,7 @@ func smallJob(t *testing.T, change func(*Options)) *Job {
 	if err != nil {
 		t.Fatal(err)
 	}
+	j.config.Effort = 0.05 // no test is about how good a decision is
 	return j
 }
 
