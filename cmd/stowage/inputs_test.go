@@ -33,7 +33,7 @@ func TestNamesInFiles(t *testing.T) {
 	said := 0
 	for _, args := range []string{
 		"plan --config FILE", "plan --config FILE --json", "plan --config FILE --flags stowage", "plan --config FILE --explain", "bench pools --model FILE --ep 1 --dp 2",
-		"train --model FILE --dry-run --pp 1 --dp 1 --seq 64", "train --model FILE --steps 1 --policy none --pp 1 --dp 1 --seq 64 --plain",
+		"train --model FILE --dry-run --policy stash --pp 1 --dp 1 --seq 64", "train --model FILE --steps 1 --policy none --pp 1 --dp 1 --seq 64 --plain",
 	} {
 		var out, errs strings.Builder
 		execute(strings.Fields(strings.ReplaceAll(args, "FILE", config)), &out, &errs)
