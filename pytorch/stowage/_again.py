@@ -17,48 +17,22 @@ import contextlib
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
-from torch.utils import _pytree
 
 from ._bits import seed
 from ._errors import Error
-from ._record import Kept, is_dense, modified, storage_of, version_of
-from ._surroundings import Mode, Random, Surroundings, mode_of, modes_again
+from ._inputs import IN_PLACE, Holder, Inputs
+from ._record import Kept, is_dense, storage_of, version_of
+from ._surroundings import AS_IT_IS, Mode, Random, Surroundings, mode_of, modes_again
 from ._units import Place, Uncounted, at, counting, modules
 from ._written import check_versions
 
 hooks = torch.autograd.graph.saved_tensors_hooks
 # Before this function existed, an exception in a hook could not end a forward pass.
 STOPS = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop")
-
-
-class Holder(Protocol):
-    """Keeps tensors until a backward pass: in place, or offloaded."""
-
-    def pack(self, t: torch.Tensor) -> Any: ...
-
-    def unpack(self, h: Any) -> torch.Tensor: ...
-
-
-class InPlace:
-    """Keeps tensors where they are."""
-
-    @staticmethod
-    def pack(t: torch.Tensor) -> Any:
-        return Kept(t, None)
-
-    @staticmethod
-    def unpack(h: Any) -> torch.Tensor:
-        t: torch.Tensor = h.tensor
-        if version_of(t) != h.version:
-            raise Error(modified(t.dtype, t.size(), h.version, t._version))
-        return t
-
-
-IN_PLACE = InPlace()
 
 
 def raised(e: BaseException) -> str:
@@ -87,8 +61,11 @@ state = State()
 Shape = Tuple[torch.Size, torch.dtype]
 
 
-def shape_of(t: torch.Tensor) -> Shape:
-    return torch.Size() if t.is_nested else t.shape, t.dtype  # whose parts have shapes of their own
+_nested = torch.Size()  # whose parts have shapes of their own
+
+
+def shapes_of(tensors: Iterable[torch.Tensor]) -> List[Shape]:
+    return [(t.shape if not t.is_nested else _nested, t.dtype) for t in tensors]
 
 
 def cast_weight(t: torch.Tensor) -> Any:
@@ -99,43 +76,12 @@ def cast_weight(t: torch.Tensor) -> Any:
     return getattr(base.grad_fn.next_functions[0][0], "variable", None)
 
 
-def _is_leaf(x: Any) -> bool:
-    return type(x) not in _pytree.SUPPORTED_NODES and not isinstance(x, tuple)
-
-
-class Inputs:
-    """The arguments of a call, with tensors held by a holder."""
-
-    __slots__ = ("_names", "_tree", "_leaves", "_held", "_holder")
-
-    def __init__(self, holder: Holder, args: Any, kwargs: Any) -> None:
-        leaves, self._names, self._tree = [*args, *kwargs.values()], tuple(kwargs), None
-        if not all(map(_is_leaf, leaves)):  # a tree takes many times as long
-            leaves, self._tree = _pytree.tree_flatten((args, kwargs))
-        self._holder = holder
-        # A tensor that is given twice is the same tensor again, which some modules look at.
-        tensors = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
-        self._held = {n: (holder.pack(x), x.requires_grad) for n, x in tensors.items()}
-        self._leaves = [(id(x), None) if id(x) in tensors else (0, x) for x in leaves]
-
-    def again(self) -> Any:
-        """Returns the arguments as tensors without history."""
-        made = {}
-        for n, (held, grad) in self._held.items():
-            made[n] = self._holder.unpack(held).detach()
-            if grad:
-                made[n].requires_grad_()
-        leaves = [made[n] if n else x for n, x in self._leaves]
-        if self._tree is not None:
-            return _pytree.tree_unflatten(leaves, self._tree)
-        first = len(leaves) - len(self._names)
-        return leaves[:first], dict(zip(self._names, leaves[first:]))
-
-
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, each: Optional[Callable[[torch.Tensor], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, each: Optional[Callable[[torch.Tensor], Any]] = None, among: Optional[Sequence[torch.nn.Module]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
-    if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor."""
+    if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor.
+    The norms that count are among the given modules, or in the module."""
     saved: List[torch.Tensor] = []
+    last = need if STOPS else -1
 
     def pack(t: torch.Tensor) -> None:
         if each is not None:
@@ -143,14 +89,14 @@ def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwa
         if need == 0:
             return
         saved.append(t if t.is_leaf else t.detach())
-        if STOPS and len(saved) == need:
+        if len(saved) == last:
             raise _Stop
 
     out = None
     state.again += 1
     lean, state.lean = state.lean, None
     try:
-        with torch.enable_grad(), hooks(pack, _no_unpack), Uncounted(module):
+        with torch.enable_grad(), hooks(pack, _no_unpack), Uncounted(module, among):
             out = forward(*args, **kwargs)
     except _Stop:
         pass
@@ -171,7 +117,7 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "sets", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "sets", "values", "timed", "holder", "first", "__weakref__")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, sets: Iterable[Place] = ()) -> None:
         self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
@@ -179,30 +125,48 @@ class Whole:
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
-        self.weights: Dict[torch.Tensor, int] = {}  # and buffers, with their versions
+        self.weights: Dict[int, Tuple[torch.Tensor, int]] = {}  # and buffers, with their versions, by id: tensors are slow keys
         self.modes: List[Mode] = []
+        self.norms: Optional[List[torch.nn.Module]] = None  # modules that count, once the forward pass is over
         self.values: Dict[int, torch.Tensor] = {}
 
     def pack(self, t: torch.Tensor) -> Any:
-        i = len(self.shapes)
+        shapes = self.shapes
+        i = len(shapes)
         if i and i == self.first:
             return self.holder.pack(t)
-        self.shapes.append(shape_of(t))
-        if seed(t):  # it is not compared with the one that a second pass makes
+        dtype = t.dtype
+        shapes.append((t.shape if not t.is_nested else _nested, dtype))
+        if not dtype.is_floating_point and seed(t):  # it is not compared with the one that a second pass makes
             return IN_PLACE.pack(t)
         base: Any = t._base if t._is_view() else t
-        if base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter):
-            self.weights.setdefault(base, version_of(base))  # it may be no weight of the block
+        if base.is_leaf and (type(base) is torch.nn.Parameter or base.requires_grad):
+            self.note(base)  # it may be no weight of the block
         return i
+
+    def note(self, t: torch.Tensor) -> None:
+        if id(t) not in self.weights:
+            self.weights[id(t)] = t, version_of(t)
 
     def end(self) -> None:
         """Ends the forward pass: weights and buffers must not change until the second one, but for those that norms count in."""
+        modes, note = self.modes, self.note
+        self.norms = []
         for m in modules(self.module):
-            self.modes.append(mode_of(m))
-            for of in (m._parameters, m._buffers if m._buffers and not (m.training and isinstance(m, counting)) else {}):
-                for p in of.values():
+            own, buffers, training = m._parameters, m._buffers, m.training
+            modes.append((m, training, type(m), dict(own) if own else None))
+            if own:
+                for p in own.values():
                     if p is not None:
-                        self.weights.setdefault(p, version_of(p))
+                        note(p)
+            if buffers:
+                if isinstance(m, counting):
+                    self.norms.append(m)
+                    if training:
+                        continue
+                for p in buffers.values():
+                    if p is not None:
+                        note(p)
 
     def unpack(self, i: Any) -> torch.Tensor:
         if type(i) is not int:
@@ -217,21 +181,21 @@ class Whole:
         return t
 
     def run(self) -> None:
-        check_versions(self.weights.items())
+        check_versions(self.weights.values())
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
         there = [(container, key, at(container, key)) for container, key in self.sets]
         self.random.set()
         try:
             with self.around.again(), modes_again(self.modes):
-                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
+                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), among=self.norms)
         finally:
             now.set()
             for container, key, x in there:
                 container[key] = x
         if self.first and not STOPS:
             del saved[self.first :]
-        check(self.module, self.shapes, list(map(shape_of, saved)))
+        check(self.module, self.shapes, shapes_of(saved))
         self.values = dict(enumerate(saved))
 
 
@@ -242,6 +206,9 @@ def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) 
             f"{type(module).__name__} saved {len(want)} tensors and other ones when it was run again, so it cannot be recomputed; "
             "it may depend on something besides its arguments and PyTorch's random numbers: give keep=[its name] to attach()"
         )
+
+
+INPUT = object()  # stands for what a cheap module was given
 
 
 class Small:
@@ -269,6 +236,8 @@ class Small:
     def pack(self, t: torch.Tensor) -> Any:
         i = self.last
         self.last += 1
+        if t is self.x and self.before is None:
+            return INPUT
         if t.is_leaf and t.requires_grad or not is_dense(t):
             return IN_PLACE.pack(t)
         memory, x = storage_of(t), self.x
@@ -288,6 +257,9 @@ class Small:
                 t = self.values.pop(h)
                 self.used(0)
             return t
+        if h is INPUT:
+            x = self.input()
+            return x if x.is_leaf else x.detach()
         if type(h) is View:
             return h.of(self.input())
         return IN_PLACE.unpack(h)
@@ -317,7 +289,7 @@ class Small:
     def run(self) -> None:
         check_versions(self.weights)
         x = self.input().detach()
-        with self.around.again(), modes_again([self.mode]), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
+        with self.around.again(), modes_again([self.mode]), _beside(self.module) if overwrites(self.module) else AS_IT_IS:
             if not self.dropped:
                 state.again += 1
                 try:
@@ -387,6 +359,8 @@ def _mul(node: Any) -> torch.Tensor:
 
 # How to repeat an operator from what autograd saved for it.
 _repeat: Dict[str, Callable[[Any], torch.Tensor]] = {"GeluBackward0": _gelu, "SiluBackward0": _silu, "MulBackward0": _mul}
+# These, and operators that are repeated from what others made.
+_known = {*_repeat, "NativeDropoutBackward0", "ToCopyBackward0"}
 
 
 def _small_of(make: Any) -> Optional[Small]:
@@ -513,13 +487,11 @@ def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optional[Recipe]:
     """Returns how a tensor can be made again, or None. Kinds that were tried and made other
     bits are refused."""
-    if type(t) is not torch.Tensor or not is_dense(t):
-        return None
     base = t._base if t._is_view() else t
-    if base is None or type(base) is not torch.Tensor:
+    node = base.grad_fn if base is not None else None
+    if base is None or node is None or node not in made and node.name() not in _known:  # most tensors: this is asked for each
         return None
-    node = base.grad_fn
-    if node is None:
+    if type(t) is not torch.Tensor or not is_dense(t) or type(base) is not torch.Tensor:
         return None
     found, small = maker(node, made), made.get(node)
     if small is not None and version_of(base) != small.version:
@@ -574,8 +546,8 @@ class Lean:
         before = source(module, x, self.made, self.refused)
         if before is None and overwrites(module):
             return forward(x)
-        after_kept = module in by_result and self.made.get(x.grad_fn, module) is None  # it is of that kind, too
-        if before is None and (after_kept or type(module).__name__ in self.refused):
+        after_kept = before is None and self.made.get(x.grad_fn, module) is None and module in by_result  # it is of that kind, too
+        if after_kept or before is None and type(module).__name__ in self.refused:
             with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
                 y = forward(x)
             if type(y) is torch.Tensor and y.grad_fn is not None:

@@ -15,12 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optio
 import torch
 
 from . import _config
-from ._again import IN_PLACE, Refused
+from ._again import Refused
 from ._budget import MARGIN, Need, largest, least_for, limit_for
 from ._clock import Clock
 from ._config import Size
 from ._errors import Error, TooSmall
 from ._explanation import HOLDERS, WIDTH, Saved, by_module, shorten
+from ._inputs import IN_PLACE
 from ._key import REFINED
 from ._library import Library
 from ._managed import Following, Recording, Units, check_keep

@@ -16,11 +16,12 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 
 from . import _units
-from ._again import IN_PLACE, Holder, Keeps, Lean, Refused, Whole, hooks, state
+from ._again import Keeps, Lean, Refused, Whole, hooks, state
 from ._attach import listed
 from ._clock import Clock
 from ._compiled import in_compiled, with_budget
 from ._errors import Error
+from ._inputs import IN_PLACE, Holder
 from ._measured import KEEP, Cast, Choice
 from ._plan import Plan
 from ._profile import Profile, Unit

@@ -16,12 +16,13 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Refused, Small, cast_weight, collect, hooks, recipe, state
+from ._again import Made, Refused, Small, cast_weight, collect, hooks, recipe, state
 from ._bits import equal, near, same, seed
 from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
+from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
@@ -251,7 +252,7 @@ class Profile:
         """Forgets tensors, and keeps what was counted."""
         self.needs = self.budget.needs()
         self.stack, self.numbered, self.last = [], {}, None
-        self.holder, self.step = _again.IN_PLACE, None
+        self.holder, self.step = IN_PLACE, None
         for call in self.calls:
             call.forget()
 
@@ -292,7 +293,7 @@ class Profile:
         tensors = [x for x in given if isinstance(x, torch.Tensor) and is_dense(x) and x.device == self.device]
         call.inputs = {self.number(storage_of(x)): storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
         versions = [version_of(x) for x in tensors]
-        call.again = (forward, _again.Inputs(self.holder, args, kwargs))
+        call.again = (forward, Inputs(self.holder, args, kwargs))
         call.around, call.random = Surroundings(), Random(self.device)
         call.caches = call.around.caches()
         inside, objects = list(modules(unit.module)), [x for x in given if hasattr(x, "__dict__") and not isinstance(x, (torch.Tensor, torch.nn.Module, type))]
@@ -524,7 +525,7 @@ class Profile:
             varies = len(again) == count and any(not same(t, again[i]) for i, t in others.items()) and all(near(t, again[i]) for i, t in others.items())
             if varies:
                 break
-        self.decide(call, count, [_again.shape_of(t) for t in others.values()], varies)
+        self.decide(call, count, _again.shapes_of(others.values()), varies)
 
     @staticmethod
     def decide(call: Call, count: int, others: Sequence[Tuple[torch.Size, torch.dtype]], varies: bool) -> None:

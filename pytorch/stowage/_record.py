@@ -137,7 +137,11 @@ class Rows:
 
 
 def version_of(t: torch.Tensor) -> int:
-    return 0 if t.is_inference() else int(t._version)  # inference tensors have no version
+    try:
+        version: int = t._version
+        return version
+    except RuntimeError:
+        return 0  # inference tensors have no version
 
 
 class _Memory:

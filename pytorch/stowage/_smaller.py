@@ -13,11 +13,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import torch
 from torch.utils import _pytree
 
-from ._again import IN_PLACE, hooks, state
+from ._again import hooks, state
 from ._attach import is_sharded
 from ._bits import distance, same
 from ._compiled import with_budget
 from ._errors import Error
+from ._inputs import IN_PLACE
 from ._record import storage_of
 from ._surroundings import Random
 from ._units import Uncounted

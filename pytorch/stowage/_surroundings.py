@@ -36,6 +36,9 @@ def default_devices() -> Tuple[torch.device, ...]:
     return tuple(mode.device for mode in modes if type(mode).__name__ == "DeviceContext")
 
 
+AS_IT_IS = contextlib.nullcontext()
+
+
 class Surroundings:
     """The autocast state and the default device of a forward pass, to be had again in the second.
     A backward pass has no default device: PyTorch hides it from what calls the engine."""
@@ -57,7 +60,7 @@ class Surroundings:
 
     def again(self) -> Any:
         """Returns a context that has them."""
-        return contextlib.nullcontext() if self.same() else self._again()
+        return AS_IT_IS if self.same() else self._again()
 
     @contextlib.contextmanager
     def _again(self) -> Any:
@@ -86,8 +89,8 @@ def mode_of(m: torch.nn.Module) -> Mode:
 
 def modes_again(modes: Iterable[Mode]) -> Any:
     """Returns a context in which modules are what they were: model.eval() may come before the backward pass."""
-    other = [mode for mode in modes if mode[0].training is not mode[1] or mode[0].__class__ is not mode[2] or mode[3] is not None and any(map(is_not, mode[3].values(), mode[0]._parameters.values()))]
-    return _switched(other) if other else contextlib.nullcontext()
+    other = [(m, training, kind, weights) for m, training, kind, weights in modes if m.training is not training or m.__class__ is not kind or weights is not None and any(map(is_not, weights.values(), m._parameters.values()))]
+    return _switched(other) if other else AS_IT_IS
 
 
 def _others(m: torch.nn.Module, weights: Optional[Dict[str, Any]]) -> Dict[str, Any]:

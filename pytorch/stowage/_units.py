@@ -11,7 +11,7 @@ from its input in little time.
 from __future__ import annotations
 
 import collections
-from typing import Any, Counter, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -246,27 +246,28 @@ def at(container: Any, key: Any) -> Any:
 counting = torch.nn.modules.batchnorm._NormBase
 
 
-def modules(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def modules(module: torch.nn.Module) -> List[torch.nn.Module]:
     """Returns a module and those below, in any order. module.modules() takes ten times as long, and this is for every
     second pass."""
-    seen, todo = {module}, [module]
-    while todo:
-        m = todo.pop()
-        yield m
-        for child in m._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                todo.append(child)
+    seen, found = {module}, [module]
+    for m in found:  # which grows
+        below = m._modules
+        if below:
+            for child in below.values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    found.append(child)
+    return found
 
 
 class Uncounted:
     """Gives batch norms copies of their running means for a while, so that a second forward
-    pass does not count in them twice."""
+    pass does not count in them twice. They are among the given modules, or in the module."""
 
     __slots__ = ("_held",)
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in modules(module) if m._buffers and isinstance(m, counting)]
+    def __init__(self, module: torch.nn.Module, among: Optional[Sequence[torch.nn.Module]] = None) -> None:
+        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in (modules(module) if among is None else among) if m._buffers and isinstance(m, counting)]
 
     def __enter__(self) -> None:
         for now, before in self._held:

@@ -94,7 +94,7 @@ class SecondPasses(unittest.TestCase):
                 with _again.hooks(whole.pack, whole.unpack):
                     y = forward(x).float().sum()
             whole.end()
-            self.assertEqual({*block.parameters(), x}, set(whole.weights) | {x})
+            self.assertEqual({*block.parameters(), x}, {p for p, _ in whole.weights.values()} | {x})
             self.assertEqual([(m, True) for m in block.modules()], sorted((mode[:2] for mode in whole.modes), key=lambda mode: list(block.modules()).index(mode[0])))
             block.eval()
             torch.rand(5)
