@@ -26,9 +26,9 @@ count:
 Then eager is compared with the plug-in under a budget that holds everything.
 
 All kinds are first run once or twice, which gives their peaks and rough times. The fastest
-ones that fit, or eager if none does, and Stowage then take turns, and a time is the median of its turns. They are
-fewer if the ratio of Stowage to every rival hardly changes from turn to turn, or if time is short. The
-peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
+ones that fit, or eager if none does, and Stowage then take turns, and a time is the median of its turns. With
+--seconds turns go on until the time of a target is over; without, they are fewer if the ratio of Stowage to
+every rival hardly changes from turn to turn. The peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
 highest of all its steps. On the CPU there is no such figure: there it is counted from weights,
 gradients and saved tensors. A cell is a target of a model: Stowage is not slower if it takes at
 most 1.005 of the time of the fastest rival, and 3 % faster at 0.97.
@@ -43,6 +43,7 @@ PyTorch draws another mask in the backward pass (pytorch/pytorch#190758).
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -79,7 +80,7 @@ def parse():
     p.add_argument("--same-peaks", action="store_true", help="instead of shares, targets are the peaks of the kind compile with budgets below 1.0")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
     p.add_argument("--steps", type=int, help="measured turns (default 4); of short steps up to four times as many")
-    p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and each of its targets too: the longer it takes to settle the fewer turns there are. When no time is left, targets are reported as not measured")
+    p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and each of its targets too, which has turns until its part is over, and three at least. When no time is left, targets are reported as not measured")
     p.add_argument("--settle", type=int, default=24, help="steps that Stowage gets at most to record and settle its plan (default 24)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
@@ -324,13 +325,13 @@ class Trial:
         return kind
 
     def turns(self, kinds, until, times=1):
-        """Runs kinds in turns, so many times more than usual, but no longer than that if there were some; the first
+        """Runs kinds in turns for as long as there is time, and if it has no end, so many times more than usual; the first
         turn does not count. Rivals have their peaks from before, when no runtime was open."""
         began = time.perf_counter()
         peaks = {k: k.peak for k in kinds if not k.ours}
         for k in kinds:
             k.times = []
-        for turn in range(1 + max(times, MOST) * ARGS.steps):
+        for turn in itertools.count():
             # A device that reaches its power limit slows down about once in a second. In one order it would
             # do so in the same kind at every turn.
             for k in in_turn(kinds, turn):
@@ -343,9 +344,13 @@ class Trial:
                         k.tried(lambda: self.compare(k))
                 k.leave()
             now = time.perf_counter()
-            late = turn >= min(ENOUGH, ARGS.steps) and now > until
-            done = turn >= times * ARGS.steps and now > began + SECONDS
-            if late or done or turn >= ENOUGH * min(times, 2) and steady(kinds):
+            if until < float("inf"):
+                over = now + (now - began) / (turn + 1) > until  # when another turn would end
+                done = turn >= min(ENOUGH, ARGS.steps) and (over or any(k.ours and k.error is not None for k in kinds))
+            else:
+                enough = turn >= times * ARGS.steps and now > began + SECONDS or turn >= max(times, MOST) * ARGS.steps
+                done = enough or turn >= ENOUGH * min(times, 2) and steady(kinds)
+            if done:
                 break
         for k in kinds:
             k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)

@@ -151,7 +151,8 @@ class Turns(unittest.TestCase):
 
 
     def test_as_many_as_there_is_time_for(self):
-        """Short steps that vary have more turns, steady ones and those that come late fewer, and all have some."""
+        """Turns go on until the time is over, but not for long if ours failed. If it has no end, short steps that vary have
+        more turns and steady ones fewer. All have some."""
         code = """
 import sys
 sys.argv = ['x', '--small', '--kinds', 'checkpoint']
@@ -175,16 +176,22 @@ class Kind:
 
 clock = [0.0]
 t.time.perf_counter = lambda: clock[0]
-for seconds, varies, until, times in ((0.01, 0.1, 1e9, 1), (0.2, 0.1, 1e9, 1), (1, 0.1, 1e9, 1), (1, 0, 1e9, 1), (1, 0.1, 0, 1), (1, 0, 1e9, 4), (1, 0.1, 1e9, 4), (1, 0.1, 0, 4)):
+ever = float('inf')
+for seconds, varies, until, times, error in (
+    (0.01, 0.1, ever, 1, None), (0.2, 0.1, ever, 1, None), (1, 0.1, ever, 1, None), (1, 0, ever, 1, None), (1, 0, ever, 4, None), (1, 0.1, ever, 4, None),
+    (1, 0.1, 0, 1, None), (1, 0.1, 0, 4, None), (0.25, 0.1, 10, 1, None), (1, 0, 20.5, 4, None), (1, 0, 1e9, 1, 'too small'),
+):
+    clock[0] = 0.0
     trial = t.Trial.__new__(t.Trial)
     ours, other = Kind(True, seconds, varies), Kind(False, seconds, 0)
+    ours.error = error
     trial.eager, trial.repeats, trial.compare = other, {'eager': False}, lambda kind: None
     trial.turns([other, ours], clock[0] + until, times)
     print(len(ours.times), end=' ')
 """
         env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(BENCH), *([] if os.environ.get("STOWAGE_INSTALLED") else [str(PLUGIN)])]))
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-        self.assertEqual("16 7 4 3 3 6 16 3", done.stdout.strip(), done.stderr)
+        self.assertEqual("16 7 4 3 6 16 3 3 19 9 3", done.stdout.strip(), done.stderr)
 
 
 class Overview(unittest.TestCase):
