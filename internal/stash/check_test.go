@@ -115,11 +115,14 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 // given back.
 func TestEverythingMayFail(t *testing.T) {
 	c := loopConfig{pipeline: interleaved, layers: 2, sets: 2, maxRows: 40, limit: 100, ManagerConfig: tight(2, 1, 256, 256)}
-	every := 1
-	if testing.Short() {
-		every = 7
-	}
 	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {
+		every := 1
+		switch {
+		case testing.Short():
+			every = 7
+		case class == check.Copies || class == check.Launches: // there are hundreds
+			every = 3
+		}
 		f, err := check.FailEach(class, every, cpuDevice, func(dev device.Device) error {
 			v, err := newMover(dev, c)
 			if err == nil {

@@ -19,7 +19,7 @@ import (
 )
 
 // rounds of 300 operations; continuous integration runs many more.
-var rounds = flag.Int("rounds", 60, "rounds of random operations for TestStoreAgainstModel")
+var rounds = flag.Int("rounds", 20, "rounds of random operations for TestStoreAgainstModel")
 
 // openCUDA opens the first GPU, or skips with the reason.
 func openCUDA(t testing.TB) device.Device {
