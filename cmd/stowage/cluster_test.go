@@ -155,6 +155,9 @@ func TestTrainUnderLaunchers(t *testing.T) {
 	}{
 		{2, "--pp 2 --ep 1 --dp 1"}, {2, "--pp 1 --ep 2 --dp 2 --dispatch ring"}, {4, "--pp 2 --ep 2 --dp 2"}, {4, "--pp 2 --ep 2 --dp 2 --pool arena"},
 	} {
+		if testing.Short() && x.n > 2 {
+			continue // under the race detector they take minutes
+		}
 		alone := filepath.Join(t.TempDir(), "alone")
 		if out, errs, code := command(strings.Fields(smallRun + x.flags + " --out " + alone)...); code != 0 {
 			t.Fatal(out, errs)
