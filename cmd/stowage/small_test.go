@@ -235,3 +235,39 @@ func TestCommandLine(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Numbers of pools may reach their limits, and no more.
+func TestLimitsOfPools(t *testing.T) {
+	for line, ok := range map[string]bool{
+		"--prefetch 1": true, "--prefetch 1000": true, "--prefetch 1001": false, "--prefetch 0": false, "--prefetch -1": false, "--recompute 0": true, "--recompute -1": false,
+		"--dp 1": true, "--dp 0": false, "--dp 1048576": true, "--tp 1048577": false, "--ep 1048576": true, "--etp 1048577": false, "--grad-comm-dtype fp8": false,
+	} {
+		cmd := newBenchPools()
+		words := strings.Fields(line)
+		if err := cmd.ParseFlags(words); err != nil {
+			t.Fatal(err)
+		}
+		o := bench.PoolOptions{Prefetch: 1, DP: 1, TP: 1, EP: 1, ETP: 1}
+		grads, n := "bf16", 0
+		if _, err := fmt.Sscan(words[1], &n); err != nil {
+			grads = words[1]
+		}
+		switch words[0] {
+		case "--prefetch":
+			o.Prefetch = n
+		case "--recompute":
+			o.Recompute = n
+		case "--dp":
+			o.DP = n
+		case "--tp":
+			o.TP = n
+		case "--ep":
+			o.EP = n
+		case "--etp":
+			o.ETP = n
+		}
+		if err := checkPools(cmd, &o, grads, "persistent"); (err == nil) != ok {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+}

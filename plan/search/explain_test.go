@@ -137,3 +137,18 @@ func TestDoesNotHide(t *testing.T) {
 		t.Errorf("%q", text)
 	}
 }
+
+func TestDescribe(t *testing.T) {
+	full := plan.Recompute{Full: true, Method: "uniform", Layers: 1}
+	for want, x := range map[string]struct {
+		r       plan.Recompute
+		offload []string
+	}{
+		"everything kept": {}, "recomputation of whole layers": {r: full}, "recomputation of the first 3 layers of each stage": {r: plan.Recompute{Full: true, Method: "block", Layers: 3}},
+		"recomputation of a, b and offloading of c, d": {plan.Recompute{Modules: []string{"a", "b"}}, []string{"c", "d"}}, "offloading of c": {offload: []string{"c"}},
+	} {
+		if got := describe(x.r, x.offload); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

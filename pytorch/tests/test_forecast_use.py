@@ -9,6 +9,7 @@ import warnings
 
 from blocks import Block, Stack, stack
 from common import stowage, torch
+from stowage import _explain, _trace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import Mixture
@@ -127,6 +128,18 @@ class WrongUse(unittest.TestCase):
         for want in ("the sum of what the model returns", "evaluation mode", "no blocks that repeat"):
             self.assertTrue(any(want in n for n in got.notes), want)
         self.assertIn("give gpu=", str(stowage.plan(nn.Linear(4, 4), torch.randn(2, 4))))
+
+
+class Copies(unittest.TestCase):
+    def test_tensors_of_models(self):
+        """Parameters, buffers and attributes are found, also in lists and dicts of lists, and no deeper."""
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        plain, listed, deep, deeper = (torch.zeros(n) for n in (5, 6, 7, 8))
+        model[0].plain, model[0].listed, model[0].deep, model[0].deeper = plain, [listed], {"a": [deep]}, {"a": [[deeper]]}
+        got = {id(t) for t in _trace.tensors_of(model)}
+        self.assertEqual({id(t) for t in (*model.parameters(), *model.buffers(), plain, listed, deep)}, got)
+        self.assertTrue(_explain.Ledger([], torch.device("cpu")).counted)
+        self.assertFalse(_explain.Ledger(None, torch.device("cpu")).counted)
 
 
 if __name__ == "__main__":

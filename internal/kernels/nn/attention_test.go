@@ -213,3 +213,24 @@ func TestAttentionRefuses(t *testing.T) {
 		})
 	}
 }
+
+// Heads get the first shape of their numbers that holds both widths, and beyond the largest the last one.
+func TestShapesHoldTheirHeads(t *testing.T) {
+	for _, kind := range []kernels.Number{kernels.BF16, kernels.F32} {
+		for keys := 1; keys <= 300; keys++ {
+			for _, values := range []int{1, 63, 64, 65, 127, 128, 129, 255, 256, 257} {
+				var want *attendShape
+				for i := range attendShapes {
+					s := &attendShapes[i]
+					if s.kind == kind && (want == nil || want.keys < keys || want.values < values) {
+						want = s
+					}
+				}
+				a := Attention{Q: Matrix{Type: kind}, KeyDim: keys, ValueDim: values}
+				if got := a.shape(); got != want {
+					t.Fatalf("%v, keys %d, values %d: the shape of %d and %d, want %d and %d", kind, keys, values, got.keys, got.values, want.keys, want.values)
+				}
+			}
+		}
+	}
+}

@@ -5,6 +5,8 @@ package layer
 
 import (
 	"fmt"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/engine"
@@ -66,6 +68,49 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// Every norm of every kind of layer has the epsilon of the settings.
+func TestEpsilonOfAllNorms(t *testing.T) {
+	for _, name := range []string{"tiny-moe", "tiny-deepseek", "tiny-dense", "tiny-hybrid"} {
+		m, err := model.Preset(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, m, rigOptions{settings: func(s *Settings) { s.Epsilon = 0.25 }})
+		seen, norms := map[uintptr]bool{}, 0
+		var walk func(v reflect.Value)
+		walk = func(v reflect.Value) {
+			switch v.Kind() {
+			case reflect.Pointer, reflect.Interface:
+				if v.IsNil() || v.Kind() == reflect.Pointer && (seen[v.Pointer()] || !strings.HasSuffix(v.Type().Elem().PkgPath(), "train/internal/layer")) {
+					return
+				}
+				if v.Kind() == reflect.Pointer {
+					seen[v.Pointer()] = true
+				}
+				walk(v.Elem())
+			case reflect.Slice:
+				for i := range v.Len() {
+					walk(v.Index(i))
+				}
+			case reflect.Struct:
+				if v.Type() == reflect.TypeFor[norm]() {
+					norms++
+					if e := v.FieldByName("epsilon").Float(); e != 0.25 {
+						t.Errorf("%s: a norm has the epsilon %g", name, e)
+					}
+				}
+				for i := range v.NumField() {
+					walk(v.Field(i))
+				}
+			}
+		}
+		walk(reflect.ValueOf(r.chunk))
+		if norms < len(m.Layers) {
+			t.Errorf("%s: %d norms in %d layers", name, norms, len(m.Layers))
 		}
 	}
 }
