@@ -9,8 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
@@ -126,4 +129,25 @@ func TestBenchOffloadErrors(t *testing.T) {
 		all.WriteString("$ stowage bench offload " + line + "\n" + stderr)
 	}
 	golden.Check(t, "bench-offload-errors.txt", all.String())
+}
+
+// Every flag of a policy by hand reaches the options that are measured, and plain sizes count
+// elements or bytes as Megatron-LM's do.
+func TestOffloadFlagsReachTheOptions(t *testing.T) {
+	cmd := &cobra.Command{}
+	x := addOffloadFlags(cmd)
+	line := "--model qwen3-30b-a3b --layers 2 --seq 8 --offload-modules core_attn,moe_act --recompute-modules router --min-offloaded-tensor-size 300 --delta-offload-bytes-across-pp-ranks 5KiB"
+	if err := cmd.ParseFlags(strings.Fields(line)); err != nil {
+		t.Fatal(err)
+	}
+	o, err := x.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := o.ByHand; !o.Hand || h.MinBytes != 600 || h.DeltaBytes != 5*memory.KiB || !slices.Equal(h.OffloadModules, []string{"core_attn", "moe_act"}) || !slices.Equal(h.RecomputeModules, []string{"router"}) {
+		t.Errorf("%t, %+v", o.Hand, h)
+	}
+	if o.Step.Layers != 2 || o.Step.Seq != 8 || o.Budget != 0 {
+		t.Errorf("%+v", o)
+	}
 }

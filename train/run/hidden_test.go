@@ -1,6 +1,7 @@
 package run
 
 import (
+	"errors"
 	"io"
 	"math/rand/v2"
 	"strings"
@@ -109,6 +110,26 @@ func TestHiddenOfLongRuns(t *testing.T) {
 type others struct {
 	comm.Comm
 	processes int
+}
+
+// alone is a control that fails, or that hears what is no figure.
+type alone struct {
+	comm.Comm
+	says []byte
+	err  error
+}
+
+func (a alone) Gather([]byte) ([][]byte, error) { return [][]byte{a.says}, a.err }
+
+// Processes that cannot be heard have no figures, and the run learns why.
+func TestHiddenOfNobody(t *testing.T) {
+	broken := errors.New("broken")
+	if h, err := new(tracing).hiddenOfAll(&comm.Process{Control: alone{err: broken}}); !errors.Is(err, broken) || h != (hidden{}) {
+		t.Errorf("%+v, %v", h, err)
+	}
+	if _, err := new(tracing).hiddenOfAll(&comm.Process{Control: alone{says: []byte("no figures")}}); err == nil {
+		t.Error("words are taken for figures")
+	}
 }
 
 func (o others) Gather(text []byte) (all [][]byte, err error) {
