@@ -5,6 +5,7 @@ package engine
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -120,6 +121,73 @@ func TestRecomputedGroupsAreDoneOnce(t *testing.T) {
 	})
 	if err != nil || calls != 2 || !refused {
 		t.Errorf("%v; the forward pass ran %d times, and the second load was refused: %v", err, calls, refused)
+	}
+	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A recomputed group whose forward pass is replayed cannot be loaded outside of a captured backward
+// pass: that is an error which says what to do, and the next step is as good as the first.
+func TestReplayedForwardWithoutItsBackward(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := memory.GroupID{Name: "core_attn"}
+	r, err := Open(Config{Device: dev, Compute: compute, Policy: memory.Policy{g.Unit(): memory.Recompute}, Scopes: memory.ScopesOf(memory.Attn), Links: testLinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := func(captured bool) error {
+		return r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
+			_, err := s.Scope(memory.Attn, Pass{}, func() ([]*Tensor, error) {
+				return nil, s.Run(g, func(to *Group) error {
+					x, err := s.New(512)
+					if err != nil {
+						return err
+					}
+					compute.Fill(x.Range(), 1)
+					to.Save(x)
+					x.Free()
+					return nil
+				})
+			})
+			if err != nil {
+				return err
+			}
+			load := func() ([]*Tensor, error) {
+				l, err := s.Load(g)
+				if err == nil {
+					l.Done()
+				}
+				return nil, err
+			}
+			if captured {
+				_, err = s.Scope(memory.Attn, Pass{Backward: true}, load)
+				return err
+			}
+			_, err = load()
+			return err
+		})
+	}
+	replays := func() int { return r.Summary(memory.Key{Microbatches: 1}).Graphs.Replays }
+	for range 12 {
+		if err := step(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if replays() == 0 {
+		t.Fatal("nothing was replayed")
+	}
+	if err := step(false); err == nil || !strings.HasSuffix(err.Error(), "is recomputed, and its forward pass was replayed while its backward pass could not be; run the step again") {
+		t.Errorf("the backward pass was issued: %v", err)
+	}
+	for range 4 {
+		if err := step(true); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
 		t.Error(err)
