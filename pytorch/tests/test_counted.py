@@ -144,7 +144,7 @@ class Kinds(Compared):
                             self.compare(want, train(model, one_pass, 2, rt))
 
 
-class Times(unittest.TestCase):
+class Passes(unittest.TestCase):
     def test_backward_passes_of_parts_add_up(self):
         """Whether blocks are one or divided, their backward passes take as long in all; a block without its parts takes what they leave."""
         with recorded(stack(Layer, 3)) as (rt, divisions):
