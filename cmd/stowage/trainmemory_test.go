@@ -44,8 +44,8 @@ func TestTrainDryRun(t *testing.T) {
 // memory is as predicted. Five steps are the fewest in which captured graphs are replayed.
 // SPEC S1.1, S4.6, S5.5, S6.1
 func TestTrainDefault(t *testing.T) {
-	if testing.Short() {
-		t.Skip("trains the default model under all policies")
+	if !*allCases {
+		t.Skip("trains the default model under all policies, which takes a minute; -full runs it")
 	}
 	t.Chdir(t.TempDir())
 	stdout, stderr, code := command(strings.Fields("train --steps 5 --micro 2 --json")...)
