@@ -23,7 +23,7 @@ import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
 
 from ._bits import seed
-from ._errors import Error
+from ._errors import AFTER_STEP, Error
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Kept, is_dense, storage_of, version_of
 from ._surroundings import AS_IT_IS, Mode, Random, Surroundings, mode_of, modes_again
@@ -120,9 +120,10 @@ class Whole:
     __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "sets", "values", "timed", "holder", "first", "__weakref__")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, sets: Iterable[Place] = ()) -> None:
-        self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
+        self.module: Any = module
+        self.forward, self.timed, self.holder, self.first = forward, timed, holder, first
         self.sets = sets  # where the pass puts tensors, which stay those of the first
-        self.inputs = Inputs(holder, args, kwargs)
+        self.inputs: Any = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
         self.weights: Dict[int, Tuple[torch.Tensor, int]] = {}  # and buffers, with their versions, by id: tensors are slow keys
@@ -173,12 +174,16 @@ class Whole:
             return self.holder.unpack(i)
         t = self.values.pop(i, None)
         if t is None:
-            if self.timed is None:
-                self.run()
-            else:
-                self.timed(self.run)
+            if self.inputs is None:
+                raise Error(AFTER_STEP)
+            self.run() if self.timed is None else self.timed(self.run)
             t = self.values.pop(i)
         return t
+
+    def close(self) -> None:
+        """Ends the step. A module that keeps its output would lead to itself, which the collector does not see."""
+        self.module = self.inputs = self.norms = None
+        self.forward, self.timed, self.sets, self.modes, self.weights, self.values = _no_unpack, None, (), [], {}, {}
 
     def run(self) -> None:
         check_versions(self.weights.values())

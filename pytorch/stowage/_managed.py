@@ -11,6 +11,7 @@ import copy
 import fnmatch
 import threading
 import types
+import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -270,6 +271,7 @@ class Following:
 
     def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Optional[Refused] = None, passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
+        self.calls: List[weakref.ref[Whole]] = []
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, Refused() if refused is None else refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -279,6 +281,13 @@ class Following:
         if self.step is not None:
             return self.told(u, choice, forward, args, kwargs)
         return self.held(u, choice, IN_PLACE, forward, args, kwargs)
+
+    def close(self) -> None:
+        """Ends the step, for calls whose backward pass did not run."""
+        for weak in self.calls:
+            call = weak()
+            if call is not None:
+                call.close()
 
     def held(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a unit whose tensors a holder keeps, as far as they are kept."""
@@ -309,6 +318,7 @@ class Following:
 
     def whole(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first, u.sets.values())
+        self.calls.append(weakref.ref(call))
         before, state.lean, state.whole = (state.lean, state.whole), None, (*state.whole, u)
         try:
             with hooks(call.pack, call.unpack):

@@ -334,7 +334,8 @@ class Planner:
         timed = known.stage == "compare" or known.stage == "recompute" and known.steps >= REFINED
         clock = Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
-        rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
+        now = Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
+        rt._step, rt._now = step, now
         try:
             yield
             rt._step = rt._now = None
@@ -356,6 +357,8 @@ class Planner:
             if raised(e):
                 raise Error(raised(e)) from None
             raise
+        finally:
+            now.close()
         known.followed, known.before, known.peak, budget.planned = known.followed + 1, known.peak, peak, max(budget.planned, peak)
         known.over = max(known.over, peak - budget.size)
         if step is not None and budget.measures:

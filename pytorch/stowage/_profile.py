@@ -21,7 +21,7 @@ from ._bits import equal, near, same, seed
 from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
-from ._errors import AFTER_STEP, Error
+from ._hooks import Hooks, Saved
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
@@ -52,16 +52,6 @@ class Unit:
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
         self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors
-
-
-class Saved:
-    """What autograd holds instead of a tensor. Nobody else holds it, so that memory is free as
-    soon as autograd is done with it."""
-
-    __slots__ = ("call", "held", "used", "__weakref__")
-
-    def __init__(self, call: Call, held: Any) -> None:
-        self.call, self.held, self.used = call, held, False
 
 
 class Entry:
@@ -118,7 +108,7 @@ class Call:
 
     def pack(self, t: torch.Tensor) -> Saved:
         p = self.profile
-        saved = Saved(self, p.holder.pack(t))
+        saved = Saved(p.holder.pack(t))
         entry = Entry(saved)
         kept = type(saved.held) is Kept
         if is_dense(t) and t.device == p.device:
@@ -161,11 +151,10 @@ class Call:
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
-        if self.profile.step is not None:
-            self.profile.load(self)
-            self.unit.retained |= saved.used
-            saved.used = True
-        return self.profile.unpack(saved.held)
+        self.profile.load(self)
+        self.unit.retained |= saved.used
+        saved.used = True
+        return self.profile.holder.unpack(saved.held)
 
     def note_retained(self) -> None:
         """Notes whether a backward pass left what it used: autograd frees it at once unless the graph is retained."""
@@ -221,6 +210,7 @@ class Profile:
         self.clock = Clock(device)
         self.stack: List[Call] = []
         self.calls: List[Call] = []
+        self.made: List[Hooks] = []
         self.last: Optional[Call] = None  # whose backward pass began
         self.backward = -1  # and in which pass
         self.rewritten = False  # buffers were written between the passes of a call
@@ -252,9 +242,17 @@ class Profile:
         """Forgets tensors, and keeps what was counted."""
         self.needs = self.budget.needs()
         self.stack, self.numbered, self.last = [], {}, None
+        while self.made:
+            self.made.pop().close()
         self.holder, self.step = IN_PLACE, None
         for call in self.calls:
             call.forget()
+
+    def hooks(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> Any:
+        """Returns a context of hooks that are closed with the profile."""
+        made = Hooks(pack, unpack)
+        self.made.append(made)
+        return hooks(made.pack, made.unpack)
 
     def number(self, memory: Any) -> int:
         """Returns the number of a storage. No other one of this step has it: what is offloaded is freed, and
@@ -306,7 +304,7 @@ class Profile:
         self.stack.append(call)
         lean, state.lean = state.lean, Recorded(call)  # type: ignore[assignment]
         try:
-            with hooks(call.pack, call.unpack):
+            with self.hooks(call.pack, call.unpack):
                 out = forward(*args, **kwargs)
         finally:
             state.lean = lean
@@ -373,15 +371,9 @@ class Profile:
 
     def unpack_outside(self, h: Any) -> torch.Tensor:
         held, s = h
-        if s and s not in self.returned and self.step is not None:
+        if s and s not in self.returned:
             self.returned.add(s)
             self.note("give", s, self.budget.readings)
-        return self.unpack(held)
-
-    def unpack(self, held: Any) -> torch.Tensor:
-        """Returns what was saved. After the step there is only what stayed where it was."""
-        if self.step is None and type(held) is not Kept:
-            raise Error(AFTER_STEP)
         return self.holder.unpack(held)
 
     # Backward passes

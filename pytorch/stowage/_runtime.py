@@ -296,12 +296,10 @@ class Runtime:
         except TooSmall as e:
             raise self._explain(e) from None
         self._step = step
-        pack, unpack, profile = step.pack, step.unpack, None
-        if planner is not None and known is not None:
-            profile = planner.record(known, step)
-            pack, unpack = profile.pack_outside, profile.unpack_outside
+        profile = planner.record(known, step) if planner is not None and known is not None else None
+        hooks = torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack) if profile is None else profile.hooks(profile.pack_outside, profile.unpack_outside)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            with hooks:
                 yield
             self._step = self._now = None
             try:

@@ -12,6 +12,7 @@ from common import DEVICE, same, torch
 from played import GPU
 from stowage import _again, _bits, _compiled, _explain, _library, _profile, _smaller, _units
 from stowage._errors import Error, Overflow, TooSmall
+from stowage._hooks import after_step
 from stowage._record import Handle, Kept
 from torch import nn
 
@@ -52,8 +53,8 @@ class Records(unittest.TestCase):
         p.close()
         self.assertEqual(([1, 2], [], {}, _again.IN_PLACE, None), (p.needs, p.stack, p.numbered, p.holder, p.step))
         with self.assertRaisesRegex(Error, "needed after its step"):
-            p.unpack("a handle")
-        self.assertIs(x, p.unpack(Kept(x, None)))
+            after_step("a handle")
+        self.assertIs(x, after_step(Kept(x, None)))
 
     def test_outside(self):
         """What is saved there is taken and given back once; what a block saved first stays, and what is small is not counted."""
@@ -87,7 +88,7 @@ class Records(unittest.TestCase):
         away = Handle.__new__(Handle)
         away.record = mock.Mock(memory=None)
         for storage, bytes, held in ((1, 10, Kept(torch.zeros(1), None)), (2, 20, away), (2, 20, away), (3, 40, None)):
-            saved = _profile.Saved(call, held)
+            saved = _profile.Saved(held)
             saves.append(saved)
             entry = _profile.Entry(saved)
             entry.storage, entry.bytes = storage, bytes

@@ -1,13 +1,16 @@
 """Blocks and cheap modules that keep something, draw from random numbers of their own, or whose
 weights are not what they were: second passes change nothing that anybody sees."""
 
+import gc
 import random
 import unittest
+import weakref
 
 import torch
 from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train
 from common import runtime
 from stowage import _again, _surroundings
+from stowage._planned import RECORDED
 from torch import nn
 
 PLANS = ["lean", "whole", "offload", "lean, offload"]
@@ -60,6 +63,54 @@ class Numbers(State):
             return loss
 
         self.every_plan(stack(Times), step)
+
+
+class Freed(State):
+    def test_models_that_keep_outputs_without_a_backward_pass(self):
+        """What a graph holds must not lead to a module that holds the graph: the collector does not see it."""
+
+        class Keeps(Block):
+            def forward(self, x):
+                self.out = super().forward(x)
+                return self.out
+
+        class Lists(Block):
+            def __init__(self):
+                super().__init__()
+                self.outs = []
+
+            def forward(self, x):
+                self.outs[:] = [super().forward(x)]
+                return self.outs[0]
+
+        def hooked():
+            block = Block()
+            for m in block.children():
+                m.register_forward_hook(lambda m, args, out: setattr(m, "seen", out))
+            return block
+
+        for make in (Keeps, Lists, hooked):
+            for plan in ("keep", *PLANS, "whole, offload"):
+                for steps in (0, 1, RECORDED, RECORDED + 1):
+                    with self.subTest(make=make.__name__, plan=plan, steps=steps):
+                        model = stack(make, 2)
+                        with planned(model, plan) as rt:
+                            train(model, one_pass, steps, rt)
+                            with rt.step():
+                                model(torch.randn(3, 4, 8))
+                        block = weakref.ref(model.blocks[0])
+                        del model, rt
+                        gc.collect()
+                        self.assertIsNone(block())
+
+    def test_a_recomputed_block_after_its_step(self):
+        model = stack()
+        with planned(model) as rt:
+            train(model, one_pass, RECORDED + 1, rt)
+            with rt.step():
+                loss = model(torch.randn(3, 4, 8)).sum()
+            with self.assertRaisesRegex(RuntimeError, "needed after its step; call backward"):
+                loss.backward()
 
 
 class Marks(State):
