@@ -98,6 +98,7 @@ class Call:
         self.modes: List[Mode] = []
         self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self.buffers: List[Tuple[int, int]] = []  # their numbers and versions
+        self.given: List[Tuple[weakref.ref[torch.Tensor], int]] = []  # arguments, and their versions
         # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
         # pass on a GPU has its own.
         self.context = contextvars.copy_context() if unit.compiled else None
@@ -329,6 +330,7 @@ class Profile:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
         call.modes, call.buffers = list(map(mode_of, inside)), buffers
+        call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
         if call.fixed:
@@ -417,6 +419,8 @@ class Profile:
         attributes, draws = Attributes(inside), Draws(inside)
         if any(version_of(p) != version for p, version in call.weights):
             unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
+        if any(x is not None and version_of(x) != version for x, version in ((weak(), version) for weak, version in call.given)):
+            unit.whole, unit.why = False, "its input is written before it could run again"
         self.rewritten |= buffers_of(unit.module) != call.buffers
         try:
             need, away = self.sizes(call)

@@ -1,13 +1,14 @@
 """Blocks and cheap modules that keep something, draw from random numbers of their own, or whose
 weights are not what they were: second passes change nothing that anybody sees."""
 
+import copy
 import gc
 import random
 import unittest
 import weakref
 
 import torch
-from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train
+from blocks import Block, Compared, Layer, Stack, choices, one_pass, planned, refused, stack, train, why
 from common import runtime
 from stowage import _again, _surroundings
 from stowage._planned import RECORDED
@@ -63,6 +64,40 @@ class Numbers(State):
             return loss
 
         self.every_plan(stack(Times), step)
+
+
+class Arguments(State):
+    def test_an_argument_that_is_written_before_the_backward_pass(self):
+        """Autograd does not need a bias that is added, and a library may have copied it before."""
+        bias = torch.zeros(4, 8)
+
+        class Biased(Block):
+            def forward(self, x, bias):
+                return super().forward(x + bias)
+
+        class Model(Stack):
+            def forward(self, x):
+                x = self.first(x)
+                for block in self.blocks:
+                    x = block(x, bias)
+                return self.last(x)
+
+        def step(model, i):
+            bias.fill_(0.5)
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            bias.fill_(i)
+            loss.backward()
+            return loss
+
+        torch.manual_seed(1)
+        model = Model(*(Biased() for _ in range(3)))
+        want = train(model, step, 5)
+        start = copy.deepcopy(model.state_dict())
+        for seed in range(6):
+            model.load_state_dict(start)
+            with self.subTest(seed=seed), planned(model, "whole", kind=f"fake-{seed}") as rt:
+                self.compare(want, train(model, step, 5, rt))
+                self.assertEqual({"its input is written before it could run again"}, set(why(rt).values()))
 
 
 class Freed(State):
