@@ -153,8 +153,7 @@ class Call:
 
     def unpack(self, saved: Saved) -> torch.Tensor:
         self.profile.load(self)
-        self.unit.retained |= saved.used
-        saved.used = True
+        saved.used |= not self.profile.step.quiet  # and not only read to make something again
         return self.profile.holder.unpack(saved.held)
 
     def note_retained(self) -> None:

@@ -197,7 +197,7 @@ class Decisions(Table):
                 return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, draw.choice([0.0, 1.0])
 
         measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
-        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: None):
+        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: mock.Mock()):
             settled, before = 0, {}
             for turn in range(30 if calm else 14):
                 event = ""
