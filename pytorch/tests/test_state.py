@@ -120,7 +120,7 @@ class Freed(State):
 
         def hooked():
             block = Block()
-            for m in block.children():
+            for m in (block.up, block.down):
                 m.register_forward_hook(lambda m, args, out: setattr(m, "seen", out))
             return block
 
