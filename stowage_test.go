@@ -115,8 +115,9 @@ func TestConfigReachesTheEngine(t *testing.T) {
 	if z := zeros(c); z != nil {
 		t.Fatalf("this test does not set %v", z)
 	}
-	// What is for borrowed memory alone, and for ranks of one graph, stays behind the API.
-	want := []string{"ProvideMemory", "Together"}
+	// What is for borrowed memory alone, for ranks of one graph, and for tests that need no good
+	// decision, stays behind the API.
+	want := []string{"Effort", "ProvideMemory", "Together"}
 	if z := zeros(c.engine()); !reflect.DeepEqual(z, want) {
 		t.Errorf("the engine does not get %v, want only %v to be missing", z, want)
 	}
