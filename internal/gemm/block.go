@@ -39,6 +39,11 @@ func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b
 	} else {
 		check("A", len(a), lda, m, k)
 	}
+	if transB {
+		check("B", len(b), ldb, n, k)
+	} else {
+		check("B", len(b), ldb, k, n)
+	}
 	if raced {
 		touchBlock(c, ldc, a, lda, transA, b, ldb, transB, m, n, k)
 	}
@@ -47,13 +52,11 @@ func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b
 	}
 	nr := kind.cols()
 	if !transB {
-		check("B", len(b), ldb, k, n)
 		for j := 0; j < n; j += nr {
 			kind.column(a, ars, aks, b[min(j, len(b)):], ldb, c[j:], ldc, m, min(nr, n-j), k, add)
 		}
 		return
 	}
-	check("B", len(b), ldb, n, k)
 	panel := blockPanels.Get().(*[]float32)
 	defer blockPanels.Put(panel)
 	if len(*panel) < nr*k {

@@ -1,3 +1,5 @@
+//go:build amd64 && !race && !purego
+
 // This file owns the tests of copies without vector instructions.
 
 package memcopy
