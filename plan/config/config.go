@@ -136,7 +136,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	}
 	s, warnings, err := megatron.FromArgs(args, options)
 	if err != nil {
-		return nil, nil, in.inFile(err, file)
+		return nil, nil, in.inFile(err, file, settings)
 	}
 	s.ExpandableSegments = expandable
 	if m != nil {
@@ -167,13 +167,14 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	return s, notes, nil
 }
 
-// inFile returns an error about a setting that a launch file has in words of that file.
-func (in *Input) inFile(err error, file *launch.File) error {
+// inFile returns an error about a setting that a launch file has in words of that file, unless
+// a given setting overrides it.
+func (in *Input) inFile(err error, file *launch.File, settings map[string][]string) error {
 	if file == nil {
 		return err
 	}
 	said := file.InFile(err)
-	if flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " "); said == err || in.Settings[flag] != nil {
+	if flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " "); said == err || settings[flag] != nil {
 		return err
 	}
 	if in.Launch != "" {
@@ -246,7 +247,9 @@ func (in *Input) loadLaunch(model bool) (*launch.File, error) {
 		return nil, asked("Launch", name, err)
 	case file == nil:
 		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "is no launch file that can be read beside a model", Remedy: "give DeepSpeed's JSON, or a file that describes its own model alone"}
-	case file.Model != nil || file.Described() || !model:
+	case !model:
+		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: fmt.Sprintf("cannot be read beside %s, which has settings of its own", in.Model), Remedy: "leave one of them out"}
+	case file.Model != nil || file.Described():
 		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "describes a model of its own", Remedy: "leave the other model out"}
 	}
 	return file, nil
@@ -430,7 +433,7 @@ func merge(base map[string]any, settings map[string][]string) map[string]any {
 func assumed(base map[string]any, settings map[string][]string, batched bool, s *plan.Setup) (notes []string) {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(base)) {
-		if _, given := settings[name]; given || base[name] == "" || (name == "sequence-parallel" && s.Layout.TP == 1) {
+		if _, given := settings[name]; given || name == "sequence-parallel" && s.Layout.TP == 1 {
 			continue
 		}
 		words = append(words, "--"+name)

@@ -65,7 +65,7 @@ func translate(given map[string][]string) (map[string][]string, extras, error) {
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		long := ""
 		for _, w := range Words {
-			if w.Short == name && w.Long != "" {
+			if w.Short == name {
 				long = w.Long
 			}
 		}
@@ -181,12 +181,14 @@ func (t *translator) precision(p string) {
 	if t.choice("precision", p, "bf16", "fp16", "fp32", "fp8", "blockwise", "mxfp8", "nvfp4"); t.err != nil {
 		return
 	}
-	if slices.Contains([]string{"bf16", "fp16", "fp32"}, p) {
-		// The file's settings of smaller formats no longer apply.
-		t.set("precision", "fp8-format", "none")
+	// The file's settings of other formats no longer apply.
+	if p != "nvfp4" {
 		t.set("precision", "fp4-format", "none")
-		t.set("precision", "fp8-param-gather", "false")
 		t.set("precision", "fp4-param-gather", "false")
+	}
+	if slices.Contains([]string{"bf16", "fp16", "fp32", "nvfp4"}, p) {
+		t.set("precision", "fp8-format", "none")
+		t.set("precision", "fp8-param-gather", "false")
 	}
 	switch p {
 	case "fp32":
