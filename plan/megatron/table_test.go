@@ -4,7 +4,6 @@
 package megatron
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -50,39 +49,6 @@ func TestTableOfFlags(t *testing.T) {
 	golden.Check(t, "flags.txt", b.String())
 }
 
-// fields returns the values of a setup by their path, the model's layers counted only.
-func fields(t *testing.T, s *plan.Setup) map[string]string {
-	text, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tree map[string]any
-	if err := json.Unmarshal(text, &tree); err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]string{}
-	var walk func(path string, v any)
-	walk = func(path string, v any) {
-		switch v := v.(type) {
-		case map[string]any:
-			for k, x := range v {
-				walk(path+"."+k, x)
-			}
-		case []any:
-			if strings.HasSuffix(path, "ayers") && len(v) > 0 {
-				out[path+".count"] = fmt.Sprint(len(v))
-				walk(path+".last", v[len(v)-1])
-				return
-			}
-			out[path] = fmt.Sprint(v)
-		default:
-			out[path] = fmt.Sprint(v)
-		}
-	}
-	walk("", tree)
-	return out
-}
-
 // Each flag is left out, and given another number: what changes in the setup, or why it is
 // refused.
 func TestTableOfChanges(t *testing.T) {
@@ -99,7 +65,7 @@ func TestTableOfChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		was := fields(t, base)
+		was := plantest.Fields(base)
 		fmt.Fprintf(&b, "setup %d: %s\n", i, s.Model.Name)
 		for _, name := range slices.Sorted(maps.Keys(args)) {
 			changes := []any{nil}
@@ -119,18 +85,7 @@ func TestTableOfChanges(t *testing.T) {
 					fmt.Fprintf(&b, " %v\n", err)
 					continue
 				}
-				is := fields(t, got)
-				for _, path := range slices.Sorted(maps.Keys(is)) {
-					if is[path] != was[path] {
-						fmt.Fprintf(&b, " %s=%s", strings.TrimPrefix(path, "."), is[path])
-					}
-				}
-				for _, path := range slices.Sorted(maps.Keys(was)) {
-					if _, there := is[path]; !there {
-						fmt.Fprintf(&b, " -%s", strings.TrimPrefix(path, "."))
-					}
-				}
-				fmt.Fprintf(&b, " (%d warnings)\n", len(warnings))
+				fmt.Fprintf(&b, "%s (%d warnings)\n", plantest.Changes(was, plantest.Fields(got)), len(warnings))
 			}
 		}
 	}
