@@ -70,7 +70,7 @@ var layers = []layer{
 	{pkg: "internal/policy", may: with("internal/residency", "internal/schedule", "observe/trace"), pure: true},
 	{pkg: "internal/bucket", may: with(), pure: true},
 	{pkg: "internal/launcher", may: []string{}, test: []string{"internal/golden"}, pure: true},
-	{pkg: "internal/rendezvous", may: []string{"internal/launcher"}, test: []string{"internal/leak"}, pure: true},
+	{pkg: "internal/rendezvous", may: []string{"internal/launcher"}, test: []string{"internal/golden", "internal/leak"}, pure: true},
 	{pkg: "plan", may: with("internal/bucket", "internal/schedule"), test: []string{"internal/planruns", "internal/plantest"}, pure: true},
 	{pkg: "internal/plantest", may: with("plan"), pure: true},
 	{pkg: "internal/planview", may: with("plan"), test: []string{"internal/plantest"}, pure: true},

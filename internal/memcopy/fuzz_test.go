@@ -12,7 +12,7 @@ func FuzzCopy(f *testing.F) {
 	f.Add(uint32(0), uint8(0), uint8(0), uint8(1))
 	f.Add(uint32(8*pageBytes+63), uint8(1), uint8(3), uint8(2))
 	f.Add(uint32(StreamFrom+1), uint8(63), uint8(5), uint8(3))
-	src := random(StreamFrom+chunkBytes+lineBytes, 8)
+	src := random(f, StreamFrom+chunkBytes+lineBytes, 8)
 	f.Fuzz(func(t *testing.T, size uint32, at, from, threads uint8) {
 		n := int(size % (StreamFrom + chunkBytes))
 		s := src[from%lineBytes:][:n]
@@ -32,7 +32,7 @@ func FuzzCopy2D(f *testing.F) {
 	f.Add(uint16(128), uint8(17), uint8(64), uint8(0), uint8(0))
 	f.Add(uint16(4097), uint8(40), uint8(63), uint8(9), uint8(33))
 	f.Add(uint16(2111), uint8(9), uint8(1), uint8(0), uint8(5))
-	src := random(256*(1<<16+1<<8), 9)
+	src := random(f, 256*(1<<16+1<<8), 9)
 	f.Fuzz(func(t *testing.T, width uint16, height, dgap, sgap, at uint8) {
 		w, h := int(width)+1, int(height)+1
 		dpitch, spitch := w+int(dgap), w+int(sgap)

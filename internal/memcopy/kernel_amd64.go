@@ -8,7 +8,7 @@ package memcopy
 // stores: plain copy is instrumented, so a race on a copied range is reported.
 
 // best is the fastest kind that CPU and operating system support.
-var best = detect()
+var best = detect(cpuid, xgetbv)
 
 // streams is the number of pages, or rows, that the kind's kernel walks at once.
 func (k kind) streams() int {
@@ -64,7 +64,7 @@ func xgetbv() (eax uint32)
 // detect follows Intel's Software Developer's Manual, volume 1, 14.3 and 15.2:
 // an instruction may be used when the CPU has it and the operating system saves
 // its registers (XCR0).
-func detect() kind {
+func detect(cpuid func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32), xgetbv func() uint32) kind {
 	const (
 		osxsave = 1 << 27 // leaf 1 ecx
 		avx     = 1 << 28 // leaf 1 ecx

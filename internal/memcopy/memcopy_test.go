@@ -54,10 +54,19 @@ func (a arena) check(t *testing.T, what string, expected func(dst []byte)) {
 	}
 }
 
-func random(n int, seed uint64) []byte {
-	b := make([]byte, n)
-	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
-	r.Read(b)
+// random returns bytes to copy from, which nothing may change before the test ends.
+func random(t testing.TB, n int, seed uint64) []byte {
+	draw := func() []byte {
+		b := make([]byte, n)
+		_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
+		return b
+	}
+	b := draw()
+	t.Cleanup(func() {
+		if !bytes.Equal(b, draw()) {
+			t.Error("a source was written to")
+		}
+	})
 	return b
 }
 
@@ -80,7 +89,7 @@ func supportedKinds() []kind {
 }
 
 func TestSmallSizesAndAlignments(t *testing.T) {
-	src := random(512+lineBytes, 1)
+	src := random(t, 512+lineBytes, 1)
 	for _, v := range supported() {
 		for size := 0; size <= 512; size++ {
 			for _, at := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {31, 33}, {32, 63}, {63, 17}} {
@@ -96,7 +105,7 @@ func TestSmallSizesAndAlignments(t *testing.T) {
 // Every alignment of both sides, at the sizes round one and two blocks of each
 // kernel.
 func TestBlockSizesAndAlignments(t *testing.T) {
-	src := random(3*8*pageBytes+lineBytes, 2)
+	src := random(t, 3*8*pageBytes+lineBytes, 2)
 	for _, v := range supported() {
 		for _, blocks := range []int{4, 8, 16} {
 			for _, extra := range []int{-1, 0, 1, lineBytes - 1, lineBytes, pageBytes + 77} {
@@ -114,7 +123,7 @@ func TestBlockSizesAndAlignments(t *testing.T) {
 
 func TestLarge(t *testing.T) {
 	const most = 3*StreamFrom + 12345
-	src := random(most+lineBytes, 3)
+	src := random(t, most+lineBytes, 3)
 	copies := supported()
 	copies = append(copies, Variant{Name: "Copy", Func: Copy})
 	for _, threads := range []int{0, 1, 2, 3, 64} {
@@ -141,7 +150,7 @@ func TestLarge(t *testing.T) {
 
 func TestLengthIsTheShorter(t *testing.T) {
 	n := StreamFrom + 100
-	long, short := random(n+7, 4), random(n, 5)
+	long, short := random(t, n+7, 4), random(t, n, 5)
 	dst := bytes.Clone(long)
 	Copy(dst, short)
 	if !bytes.Equal(dst, append(bytes.Clone(short), long[n:]...)) {
@@ -167,7 +176,7 @@ func TestCopy2D(t *testing.T) {
 	}
 	for _, c := range cases {
 		need := func(pitch int) int { return max(c.height-1, 0)*pitch + min(c.width, c.width*c.height) }
-		src := random(need(c.spitch), 6)
+		src := random(t, need(c.spitch), 6)
 		plain := func(dst []byte) {
 			for i := range c.height {
 				copy(dst[i*c.dpitch:][:c.width], src[i*c.spitch:][:c.width])
@@ -255,7 +264,7 @@ func TestNoAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes sync.Pool drop objects at random")
 	}
-	dst, src := make([]byte, 4*StreamFrom), random(4*StreamFrom, 7)
+	dst, src := make([]byte, 4*StreamFrom), random(t, 4*StreamFrom, 7)
 	piece := func(i int) (d, s []byte) { return dst[i*StreamFrom:][:StreamFrom], src[i*StreamFrom:][:StreamFrom] }
 	calls := map[string]func(){
 		"Copy small":   func() { Copy(dst[:1000], src) },
@@ -280,7 +289,7 @@ func TestParallelFromManyGoroutines(t *testing.T) {
 	const callers = 4
 	for c := range callers {
 		go func() {
-			src := random(StreamFrom+c*1000, uint64(c))
+			src := random(t, StreamFrom+c*1000, uint64(c))
 			ok := true
 			for range 8 {
 				dst := make([]byte, len(src))
@@ -297,26 +306,24 @@ func TestParallelFromManyGoroutines(t *testing.T) {
 	}
 }
 
-// Pieces of every size and number are copied, and nothing beside them.
+// Pieces of every size and number are copied, and nothing beside them, wherever pieces
+// follow each other: on both sides, on one or on none.
 func TestPieces(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, total := range []int{0, 1, 4096, 100_000, StreamFrom, StreamFrom + 77_777, 9 << 20} {
-		for _, page := range []int{4096, 64 << 10, 1 << 20} {
+		for i, page := range []int{4096, 4096, 64 << 10, 64 << 10, 1 << 20} {
 			n := (total + page - 1) / page
-			src, dst := make([]byte, total), make([]byte, n*(page+64))
-			for i := range src {
-				src[i] = byte(rng.Uint32())
-			}
-			places, gap := rng.Perm(n), 64
-			if page == 64<<10 { // pieces that follow each other
+			dgap, sgap := 64*(i%2), 64*(i/2%2)
+			src, dst := random(t, n*(page+sgap), 10), make([]byte, n*(page+dgap))
+			places := rng.Perm(n)
+			if dgap == 0 {
 				slices.Sort(places)
-				gap = 0
 			}
 			at := func(i int) (d, s []byte) {
-				s = src[i*page : min((i+1)*page, total)]
-				return dst[places[i]*(page+gap):][:len(s)], s
+				s = src[i*(page+sgap):][:min(page, total-i*page)]
+				return dst[places[i]*(page+dgap):][:len(s)], s
 			}
-			Pieces(n, total, 2, at)
+			Pieces(n, total, i%3, at)
 			for i := range n {
 				d, s := at(i)
 				if !bytes.Equal(d, s) {
@@ -326,6 +333,28 @@ func TestPieces(t *testing.T) {
 			}
 			if slices.ContainsFunc(dst, func(b byte) bool { return b != 0 }) {
 				t.Fatalf("%d bytes in pieces of %d: bytes beside the pieces were written", total, page)
+			}
+		}
+	}
+}
+
+// The chunks of a parallel copy are the whole range, each byte once, and all but the first
+// begin on a line.
+func TestChunks(t *testing.T) {
+	buffer := make([]byte, 3*StreamFrom)
+	for _, n := range []int{StreamFrom, StreamFrom + 1, StreamFrom + 63, StreamFrom + chunkBytes - 1, 2*StreamFrom + 77} {
+		for at := range lineBytes {
+			j := &job{dst: buffer[at:][:n]}
+			next := 0
+			for c := range (n - lineGap(j.dst) + chunkBytes - 1) / chunkBytes {
+				from, to := j.chunk(c)
+				if from != next || to <= from || c > 0 && lineGap(j.dst[from:]) != 0 {
+					t.Fatalf("%d bytes at %d: chunk %d is %d to %d", n, at, c, from, to)
+				}
+				next = to
+			}
+			if next != n {
+				t.Fatalf("%d bytes at %d: chunks end at %d", n, at, next)
 			}
 		}
 	}

@@ -95,10 +95,8 @@ func (j *job) spread(chunks, threads int) {
 	j.crew.Run(min(threads, chunks) - 1)
 }
 
-// work copies chunks until none is left. All but the first start on a cache line of dst, so
-// no two goroutines write to one line.
+// work copies chunks until none is left.
 func (j *job) work() {
-	shift := lineGap(j.dst)
 	for {
 		c := int(j.next.Add(1)) - 1
 		if c >= j.chunks {
@@ -108,15 +106,20 @@ func (j *job) work() {
 			copyPieces(c*j.batch, min((c+1)*j.batch, j.pieces), j.piece)
 			continue
 		}
-		from, to := shift+c*chunkBytes, shift+(c+1)*chunkBytes
-		if c == 0 {
-			from = 0
-		}
-		if c == j.chunks-1 {
-			to = len(j.dst)
-		}
+		from, to := j.chunk(c)
 		copyLarge(j.dst[from:to], j.src[from:to])
 	}
+}
+
+// chunk returns the bytes of a chunk. All but the first start on a cache line of dst, so no
+// two goroutines write to one line.
+func (j *job) chunk(c int) (from, to int) {
+	from = lineGap(j.dst) + c*chunkBytes
+	to = min(from+chunkBytes, len(j.dst))
+	if c == 0 {
+		from = 0
+	}
+	return from, to
 }
 
 // copyPieces copies a range of pieces. It joins pieces that follow each other on both

@@ -4,7 +4,10 @@
 
 package memcopy
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // Without vector instructions that store past the caches everything works as well.
 func TestPlain(t *testing.T) {
@@ -18,6 +21,84 @@ func TestPlain(t *testing.T) {
 	for _, v := range Variants() {
 		if v.Supported != (v.Name == "copy") {
 			t.Errorf("%s is supported: %t", v.Name, v.Supported)
+		}
+	}
+}
+
+// A kind is used only where the processor has its instructions and the operating system
+// saves their registers.
+func TestDetect(t *testing.T) {
+	const both = 1<<27 | 1<<28
+	for _, x := range []struct {
+		highest, ecx, ebx, saved uint32
+		want                     kind
+	}{
+		{7, both, 1<<5 | 1<<16, 0xe6, kindAVX512}, {31, both | 1, 1<<5 | 1<<16 | 2, 0xe7, kindAVX512},
+		{7, both, 1 << 5, 0xe6, kindAVX2}, {7, both, 1<<5 | 1<<16, 0x66, kindAVX2}, {7, both, 1<<5 | 1<<16, 0x06, kindAVX2},
+		{7, both, 1 << 16, 0xe6, kindPlain}, {7, both, 1<<5 | 1<<16, 0x02, kindPlain}, {7, both, 1<<5 | 1<<16, 0xe4, kindPlain},
+		{7, 1 << 27, 1<<5 | 1<<16, 0xe6, kindPlain}, {7, 1 << 28, 1<<5 | 1<<16, 0xe6, kindPlain}, {6, both, 1<<5 | 1<<16, 0xe6, kindPlain},
+	} {
+		got := detect(func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32) {
+			switch {
+			case leaf == 0:
+				return x.highest, 0, 0, 0
+			case leaf > x.highest || subleaf != 0:
+				t.Errorf("leaf %d, %d of %d is read", leaf, subleaf, x.highest)
+			case leaf == 1:
+				return 0, 0, x.ecx, 0
+			case leaf == 7:
+				return 0, x.ebx, 0, 0
+			}
+			return 0, 0, 0, 0
+		}, func() uint32 {
+			if x.ecx>>27&1 == 0 {
+				t.Error("registers of the system are read that it does not show")
+			}
+			return x.saved
+		})
+		if got != x.want {
+			t.Errorf("%+v: got %v", x, got)
+		}
+	}
+}
+
+// Finished jobs keep nobody's memory.
+func TestJobsForget(t *testing.T) {
+	dst, src := make([]byte, StreamFrom), make([]byte, StreamFrom)
+	Parallel(dst, src, 2)
+	Pieces(1, StreamFrom, 1, func(int) (d, s []byte) { return dst, src })
+	for range 4 {
+		if j := jobs.Get().(*job); j.dst != nil || j.src != nil || j.piece != nil {
+			t.Errorf("a finished job keeps %d, %d bytes, pieces: %t", len(j.dst), len(j.src), j.piece != nil)
+		}
+	}
+}
+
+// Rows go together where that pays, as many as whole groups have.
+func TestGroups(t *testing.T) {
+	buffer, src := make([]byte, 4<<20), make([]byte, 4<<20)
+	at := lineGap(buffer)
+	for _, x := range []struct {
+		offset, dpitch, width int
+		pays                  bool
+	}{
+		{0, 128, 128, true}, {0, 192, 127, false}, {0, 128, 64, false}, {0, 192, 160, false}, {0, 2048, 2048, true}, {1, 2048, 2047, false}, {1, 4096, 2048, true},
+		{0, 4096, 2049, true}, {0, 4097, 2048, false}, {0, 1 << 20, 1<<20 - 64, false}, {0, 300 << 10, 299 << 10, true}, {1, 128, 128, false},
+	} {
+		height := min(19, (len(buffer)-2*lineBytes)/x.dpitch)
+		for _, k := range []kind{kindAVX2, kindAVX512} {
+			if k > best {
+				continue
+			}
+			want := 0
+			if rows := int(4 * k); x.pays {
+				want = height - height%rows
+			}
+			t.Run(fmt.Sprint(k, x), func(t *testing.T) {
+				if got := streamGroups(k, buffer[at+x.offset:], x.dpitch, src, x.dpitch, x.width, height); got != want {
+					t.Errorf("%d of %d rows, want %d", got, height, want)
+				}
+			})
 		}
 	}
 }

@@ -30,8 +30,7 @@ const (
 	pmiName     = "stowage" // of the library's store
 	pmiMaxName  = 256
 	pmiMaxKey   = 64
-	pmiMaxValue = 512      // with a key and a name it fits a line of the library
-	pmiMaxLine  = 64 << 10 // more than any library sends
+	pmiMaxValue = 512 // with a key and a name it fits a line of the library
 )
 
 // ServePMI starts to answer an MPI library that speaks PMI. Call it before the library is
@@ -89,7 +88,6 @@ func (p *PMI) Close() error {
 func (p *PMI) serve() {
 	defer close(p.done)
 	lines := bufio.NewScanner(p.ours)
-	lines.Buffer(nil, pmiMaxLine)
 	for lines.Scan() {
 		reply, err := p.reply(parsePMI(lines.Text()))
 		if err != nil {

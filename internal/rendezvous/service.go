@@ -424,7 +424,7 @@ func (s *service) watch() {
 		}
 		s.tell(&message{Kind: heartbeat, State: leader})
 		for _, m := range s.members {
-			if m == nil || m.gone || m.state.Left || m.aborted {
+			if m == nil || m.gone || m.state.Left {
 				continue
 			}
 			if gap > s.opts.Patience/2 {
