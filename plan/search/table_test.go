@@ -1,0 +1,127 @@
+// This file owns the table of everything that searches say of a few unlike setups under several
+// budgets. Write it anew with -update if a change is meant.
+
+package search
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+// show writes a value as JSON with numbers of five digits, which do not depend on the processor.
+func show(t *testing.T, b *strings.Builder, v any) {
+	var tree any
+	text, err := json.Marshal(v)
+	if err == nil {
+		err = json.Unmarshal(text, &tree)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var round func(v any) any
+	round = func(v any) any {
+		switch v := v.(type) {
+		case map[string]any:
+			for k, x := range v {
+				v[k] = round(x)
+			}
+		case []any:
+			for i, x := range v {
+				v[i] = round(x)
+			}
+		case float64:
+			if v != math.Trunc(v) || math.Abs(v) > 1<<50 {
+				return fmt.Sprintf("%.5g", v)
+			}
+		}
+		return v
+	}
+	if text, err = json.Marshal(round(tree)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(b, "    %s\n", text)
+}
+
+func (r *Result) write(t *testing.T, b *strings.Builder) {
+	p := r.Setup
+	fmt.Fprintf(b, "  budget %d of %d, nothing %t, %d tried, host: %q, reason: %q\n", r.Budget, p.Budget, r.Nothing, r.Tried, r.HostCost, r.Reason)
+	for _, v := range []any{p.Recompute, p.Offload, p.Stash, r.Before, r.After, r.Ranks, r.Pools} {
+		show(t, b, v)
+	}
+	for _, m := range r.Modules {
+		show(t, b, m)
+	}
+	for _, o := range r.Others {
+		fmt.Fprintf(b, "  other: %s\n", o.Reason)
+		show(t, b, []any{o.Setup.Recompute, o.Setup.Offload, o.After})
+	}
+}
+
+func TestTable(t *testing.T) {
+	var b strings.Builder
+	for _, c := range []struct {
+		name   string
+		change func(s *plan.Setup)
+	}{
+		{"as it is", func(*plan.Setup) {}},
+		{"a slow link", func(s *plan.Setup) { s.Hardware.HostOut, s.Hardware.HostIn, s.Hardware.HostBoth = 4e9, 5e9, 6e9 }},
+		{"little host memory", func(s *plan.Setup) { s.HostMemory = 3 << 30 }},
+		{"no host memory", func(s *plan.Setup) { s.HostMemory, s.Optimizer.OffloadFraction = 1<<30, 1 }},
+		{"rows of a fixed capacity", func(s *plan.Setup) {
+			s.Stash.RankCapacity, s.Kernels.Dispatcher, s.Kernels.OpFuser = 2, "hybridep", true
+		}},
+		{"graphs", func(s *plan.Setup) { s.Graph.Scopes = []string{"attn", "moe_router"} }},
+		{"chunks", func(s *plan.Setup) { s.Layout.VPP = 2 }},
+		{"fp8 of unlike layers", func(s *plan.Setup) {
+			s.Precision.Compute = plan.FP8
+			s.Model.Layers = append([]model.Layer{s.Model.Layers[0], s.Model.Layers[0], s.Model.Layers[0], s.Model.Layers[0]}, s.Model.Layers[4:]...)
+		}},
+	} {
+		s := small(t)
+		m, g := *s.Model, *s.Hardware
+		s.Model, s.Hardware = &m, &g
+		c.change(s)
+		peak := peakOf(t, s)
+		shares := []float64{1.1, 0.96, 0.8, 0.4}
+		if c.name == "no host memory" {
+			shares = shares[2:3]
+		}
+		for _, share := range shares {
+			fmt.Fprintf(&b, "%s, %g of the peak\n", c.name, share)
+			r, err := Policy(s, Options{Budget: memory.Bytes(share * float64(peak))})
+			if err != nil {
+				fmt.Fprintf(&b, "  %v\n", err)
+				continue
+			}
+			r.write(t, &b)
+		}
+		if c.name == "as it is" || c.name == "rows of a fixed capacity" {
+			for _, share := range []float64{0.7, 0.1} {
+				s := *s
+				s.Model.Layers, s.Layout.World = s.Model.Layers[:4], 8
+				var told []string
+				r, err := Layout(&s, Options{Budget: memory.Bytes(share * float64(peak)), Micro: []int{1, 2}, Top: 3, Progress: func(done, all int) { told = append(told, fmt.Sprint(done, " of ", all)) }})
+				fmt.Fprintf(&b, "%s, layouts: %s\n", c.name, strings.Join(told, ", "))
+				if err != nil {
+					fmt.Fprintf(&b, "  %v\n", err)
+					continue
+				}
+				fmt.Fprintf(&b, "  %d possible, %d searched, %d do not fit\n", r.Possible, r.Searched, r.Unfit)
+				for _, o := range r.Best {
+					fmt.Fprintf(&b, "  %s, %.4g slower: %s\n", o.Name(), o.Slower, o.Reason)
+					show(t, &b, o.Layout)
+					show(t, &b, []any{o.Policy.Setup.Recompute, o.Policy.Setup.Offload, o.Policy.After})
+				}
+			}
+		}
+	}
+	golden.Check(t, "table.txt", b.String())
+}
