@@ -1,3 +1,5 @@
+// This file owns digests of what is made of many traces.
+
 package report
 
 import (

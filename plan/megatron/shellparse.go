@@ -155,8 +155,12 @@ func (s *scanner) statement() (statement, error) {
 		if err := s.next(); err != nil {
 			return nil, err
 		}
+		if name := strings.TrimSuffix(s.token, "()"); s.kind == 'w' && isName(name) {
+			return s.function(name) // brackets may be left out
+		}
 	}
-	if name, ok := strings.CutSuffix(s.token, "()"); ok && isName(name) {
+	name, ok := strings.CutSuffix(s.token, "()")
+	if (ok || strings.HasPrefix(strings.TrimLeft(s.text[s.at:], " \t"), "()")) && isName(name) {
 		return s.function(name)
 	}
 	return s.simple()
@@ -198,7 +202,7 @@ func (s *scanner) function(name string) (statement, error) {
 	if err := s.next(); err != nil {
 		return nil, err
 	}
-	for s.isOperator("\n") {
+	for s.isOperator("\n") || s.isWord("()") {
 		if err := s.next(); err != nil {
 			return nil, err
 		}
@@ -301,16 +305,23 @@ func (s *scanner) caseStatement() (statement, error) {
 			return c, s.expect("esac", "case")
 		}
 		var patterns []string
-		for s.kind == 'w' || s.isOperator("|") {
+		closed := false
+		for !closed && (s.kind == 'w' || s.isOperator("|")) {
 			if s.kind == 'w' {
-				patterns = append(patterns, splitPattern(s.token)...)
+				word := s.token
+				if inner, open := strings.CutPrefix(word, "("); open { // a word if it has no blanks
+					word, closed = strings.CutSuffix(inner, ")")
+				}
+				patterns = append(patterns, strings.Split(word, "|")...) // a | without blanks is part of a word
 			}
 			if err := s.next(); err != nil {
 				return nil, err
 			}
 		}
-		if err := s.expect(")", "case"); err != nil {
-			return nil, err
+		if !closed {
+			if err := s.expect(")", "case"); err != nil {
+				return nil, err
+			}
 		}
 		body, err := s.list()
 		if err != nil {
@@ -321,12 +332,6 @@ func (s *scanner) caseStatement() (statement, error) {
 			return nil, fmt.Errorf("the script cannot be read: %q is missing behind %q", "esac", "case")
 		}
 	}
-}
-
-// splitPattern divides the patterns of a case. A | between them without blanks was read as
-// part of a word.
-func splitPattern(word string) []string {
-	return strings.Split(word, "|")
 }
 
 // condition reads [[ ... ]] as one command, with the operators inside as words.
