@@ -51,12 +51,13 @@ type fake struct {
 	fullAs  result                // what it returns then, if that is not that memory has run out
 	calls   map[string]int
 	attrs   map[int]int32
-	gpus    int32               // how many there are
-	made    map[int32][2]int    // by place: handle types and RDMA of the memory made last
-	refuses bool                // to make memory that can be given to others
-	apart   map[[2]int]bool     // GPUs of which the first cannot access the memory of the second
-	shared  map[uintptr]uintptr // how much dynamic shared memory functions may use
-	excused bool                // from giving everything back
+	gpus    int32                          // how many there are
+	made    map[int32][2]int               // by place: handle types and RDMA of the memory made last
+	refuses bool                           // to make memory that can be given to others
+	apart   map[[2]int]bool                // GPUs of which the first cannot access the memory of the second
+	shared  map[uintptr]uintptr            // how much dynamic shared memory functions may use
+	excused bool                           // from giving everything back
+	heard   func(name string, a []uintptr) // is told of every call that succeeded, if not nil
 }
 
 // fakeEvent is two events of the CPU device: one that stays inside a capture
@@ -179,7 +180,10 @@ func (f *fake) call(name string, a []uintptr) result {
 	case ctx == 0 && !needsNoContext[name]:
 		return errInvalidContext
 	}
-	return fakeFuncs[name](f, a)
+	if r = fakeFuncs[name](f, a); r == success && f.heard != nil {
+		f.heard(name, a)
+	}
+	return r
 }
 
 // out stores a result where the caller wants it.
