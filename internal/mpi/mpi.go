@@ -175,9 +175,6 @@ func (l *Library) Dup(c Comm) (Comm, error) {
 
 // prepare returns a new communicator, whose errors do not end the process.
 func (l *Library) prepare(h *uintptr) (Comm, error) {
-	if l.abi.handle == 4 {
-		*h &= 0xffffffff
-	}
 	return Comm(*h), l.call("MPI_Comm_set_errhandler", *h, l.abi.errorsReturn)
 }
 

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ebitengine/purego"
 )
 
 // stub is a library that has every function. It keeps what it is given, and its errors and
@@ -219,4 +221,40 @@ func TestWords(t *testing.T) {
 			t.Errorf("%d is %s, want %s", version, got, want)
 		}
 	}
+}
+
+// Every function that fails is named in the error of its call, with what the library says.
+func TestEveryCallFails(t *testing.T) {
+	l, err := open([]string{build(t, stub)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	no := purego.NewCallback(func() uintptr { return 6 })
+	for name, call := range map[string]func() error{
+		"ncclGetUniqueId": func() error { _, err := l.NewID(); return err }, "ncclCommGetAsyncError": func() error { _, err := l.Poll(1); return err },
+		"ncclCommFinalize": func() error { return l.Finalize(1) }, "ncclCommDestroy": func() error { return l.Destroy(1) }, "ncclCommAbort": func() error { return l.Abort(1) },
+		"ncclCommRegister": func() error { _, err := l.Register(1, 2, 3); return err }, "ncclCommDeregister": func() error { return l.Deregister(1, 2) },
+		"ncclGroupStart": l.GroupStart, "ncclGroupEnd": l.GroupEnd, "ncclSend": func() error { return l.Send(1, 2, 3, 4, 5) }, "ncclRecv": func() error { return l.Recv(1, 2, 3, 4, 5) },
+		"ncclAllGather": func() error { return l.AllGather(1, 2, 3, 4, 5) }, "ncclReduceScatter": func() error { return l.ReduceScatter(1, 2, 3, 4, 5, 6, 7) },
+		"ncclAllReduce": func() error { return l.AllReduce(1, 2, 3, 4, 5, 6, 7) }, "ncclBroadcast": func() error { return l.Broadcast(1, 2, 3, 4, 5) },
+	} {
+		at := l.procs[name]
+		l.procs[name] = no
+		if err := call(); err == nil || err.Error() != "nccl: "+name+": remote process exited" {
+			t.Errorf("%s: %v", name, err)
+		}
+		l.procs[name] = at
+	}
+	if _, err := l.Init(7, ID{}, 3); err == nil || err.Error() != "nccl: ncclCommInitRankConfig: something else" {
+		t.Error(err)
+	}
+	if n := len(l.cells); n != 1 {
+		t.Errorf("%d cells are kept for communicators", n)
+	}
+	at := l.procs["ncclGetLastError"]
+	l.procs["ncclGetLastError"] = purego.NewCallback(func() uintptr { return 0 })
+	if err := l.check("x", 0, 5); err == nil || err.Error() != "nccl: x: something else" {
+		t.Error(err)
+	}
+	l.procs["ncclGetLastError"] = at
 }
