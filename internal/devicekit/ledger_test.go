@@ -298,3 +298,44 @@ func TestLedgerConcurrently(t *testing.T) {
 		}
 	}
 }
+
+// changes writes down what an observer is told.
+type changes struct {
+	device.Observer
+	told []string
+}
+
+func (c *changes) MemoryChanged(kind memory.Kind, owner string, n, current memory.Bytes) {
+	c.told = append(c.told, fmt.Sprintf("%v %s %d of %d", kind, owner, int64(n), int64(current)))
+}
+
+// An observer is told every change, and nothing that changes nothing.
+func TestLedgerObserved(t *testing.T) {
+	l, c := devicekit.NewLedger("d", [memory.Kinds]memory.Bytes{100, 200}), &changes{}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(l.Alloc(memory.Device, 1, "unseen"))
+	l.Observe(c)
+	must(l.Alloc(memory.Device, 10, "a"))
+	must(l.Alloc(memory.Host, 20, "b"))
+	must(l.Alloc(memory.Host, 0, "nothing"))
+	must(l.Grow(memory.Device, 30, "a"))
+	l.MarkPending(memory.Device, 5)
+	var full *device.OutOfMemory
+	if err := l.Alloc(memory.Device, 60, "c"); !errors.As(err, &full) || full.Pending != 5 || full.Free != 59 || full.Asked != 60 || full.Capacity != 100 || full.Owner != "c" || full.Device != "d" || len(full.Owners) != 2 {
+		t.Errorf("%+v", full)
+	}
+	l.Release(memory.Device, 5, "a")
+	l.Undo(memory.Host, 15, "b")
+	l.Undo(memory.Host, 0, "b")
+	l.Observe(nil)
+	must(l.Alloc(memory.Device, 2, "unseen"))
+	want := "device a 10 of 11, host b 20 of 20, device a 30 of 41, device a -5 of 36, host b -15 of 5"
+	if got := strings.Join(c.told, ", "); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}

@@ -130,6 +130,9 @@ func TestGrids(t *testing.T) {
 		{FillLaunch(accel.All(), 0), 1 << 18},
 		{CopyLaunch(accel.All(), host.All()), linkBlocks},
 		{CopyLaunch(host.Slice(0, 8192), accel.Slice(0, 8192)), 2},
+		{ConvertLaunch(accel.Slice(0, 1<<20), F32, accel.Slice(1<<20, 1<<19), BF16), 1 << 18 / (reduceThreads * 8)},
+		{ConvertLaunch(accel.Slice(1<<20, 1<<19), BF16, accel.Slice(0, 1<<20), F32), 1 << 18 / (reduceThreads * 8)},
+		{ConvertLaunch(accel.Slice(0, 1<<20), F32, accel.Slice(1<<20, 1<<20), F32), 1 << 18 / (reduceThreads * 4)},
 	} {
 		if c.l.Grid != [3]uint32{c.want, 1, 1} {
 			t.Errorf("%s of %d bytes: grid %v, want %d blocks", c.l.Kernel.Name, c.l.Args()[1], c.l.Grid, c.want)
@@ -151,10 +154,11 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 		"expected a seed at a multiple of 8 bytes, got bytes [4,12)":     func() { NoiseLaunch(a.All(), b.Slice(4, 8), 0) },
 		"got 0 sources":  func() { ReduceLaunch(Reduction{Dst: a.All()}) },
 		"got 13 sources": func() { ReduceLaunch(Reduction{Dst: a.All()}, make([]device.Range, 13)...) },
-		"expected F32 or BF16, got number format 2":                                   func() { ConvertLaunch(a.All(), 2, b.All(), F32) },
-		"expected 12 bytes for the destination of a reduction":                        func() { ConvertLaunch(a.Slice(0, 15), F32, b.Slice(0, 15), F32) },
-		"expected 8 bytes for a source of a reduction":                                func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(0, 16), BF16) },
-		"expected a source of a reduction at a multiple of 4 bytes, got bytes [2,18)": func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(2, 16), F32) },
+		"expected F32 or BF16, got number format 2":                                          func() { ConvertLaunch(a.All(), 2, b.All(), F32) },
+		"expected 12 bytes for the destination of a reduction":                               func() { ConvertLaunch(a.Slice(0, 15), F32, b.Slice(0, 15), F32) },
+		"expected 8 bytes for a source of a reduction":                                       func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(0, 16), BF16) },
+		"expected the destination of a reduction at a multiple of 4 bytes, got bytes [2,18)": func() { ConvertLaunch(a.Slice(2, 16), F32, b.Slice(0, 16), F32) },
+		"expected a source of a reduction at a multiple of 4 bytes, got bytes [2,18)":        func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(2, 16), F32) },
 		"expected 16 bytes for the accumulator of a reduction, got bytes [0,8)": func() {
 			ReduceLaunch(Reduction{Dst: a.Slice(0, 16), Acc: b.Slice(0, 8)}, b.Slice(0, 16))
 		},

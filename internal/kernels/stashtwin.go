@@ -110,7 +110,7 @@ func (x *stashArgs) copy(order func(inSet, inPage []byte) (dst, src []byte)) {
 		bytes += x.tensors[i].Rows * x.tensors[i].RowBytes
 	}
 	// A group without pages has nothing to copy: it overflowed, or was restored before.
-	if x.record.Missed != 0 || pages != x.record.Pages[StashDevice]+x.record.Pages[StashHost] {
+	if pages != x.record.Pages[StashDevice]+x.record.Pages[StashHost] {
 		return
 	}
 	memcopy.Pieces(int(pages), int(bytes), 0, func(i int) ([]byte, []byte) {

@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"pgregory.net/rapid"
 
@@ -205,5 +207,30 @@ func BenchmarkNoise(b *testing.B) {
 	b.SetBytes(int64(len(data)))
 	for b.Loop() {
 		Noise(data, 1, 2)
+	}
+}
+
+// A wait ends in time whatever the clock says, and says when it was due.
+func TestWaitOfAWrongClock(t *testing.T) {
+	clock := make([]uint64, 2)
+	r := rangeOf(t, unsafe.Slice((*byte)(unsafe.Pointer(&clock[0])), 16), 0, 16)
+	for _, ahead := range []time.Duration{0, time.Minute} {
+		from := now()
+		clock[0], clock[1] = from+uint64(ahead), from
+		run(WaitLaunch(r, 1000))
+		if to := now(); clock[0] > to || clock[0] < from+1000 || clock[1] < clock[0] || clock[1] > to {
+			t.Errorf("%v ahead: due at %d and over at %d, %d to %d", ahead, clock[0], clock[1], from, to)
+		}
+	}
+}
+
+// The copy of a graph goes the way of a copy.
+func TestGraphCopy(t *testing.T) {
+	a := device.NewBuffer(memory.Device, 1<<20, room, room, "a")
+	b := device.NewBuffer(memory.Device, 1<<30, room, room, "b")
+	want := CopyLaunch(a.Slice(64, 100), b.Slice(32, 100))
+	l, ok := GraphCopy(a.Slice(64, 100), b.Slice(32, 100))
+	if !ok || !slices.Equal(l.Args(), want.Args()) || !slices.Equal(slices.Collect(l.Accesses), slices.Collect(want.Accesses)) {
+		t.Errorf("%v, %t; want %v", l.Args(), ok, want.Args())
 	}
 }

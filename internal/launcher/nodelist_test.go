@@ -9,7 +9,7 @@ func TestFirstHost(t *testing.T) {
 	for list, want := range map[string]string{
 		"gpu01": "gpu01", "gpu01,gpu02": "gpu01", "gpu[01-04,7],login": "gpu01", "gpu[7,01-04]": "gpu7",
 		"a[3]": "a3", "rack[2-3]-node[10-12].lan,x": "rack2-node10.lan", "node-a,node-b": "node-a",
-		"": "", "[": "", "a[": "", "a[]": "", "a]": "", "a[-3]": "", "a[x-y]": "", ",a": "", "a[[1]]": "",
+		"": "", "[": "", "a[": "", "a[]": "", "a]": "", "a]1]": "", "a[1": "", "a[-3]": "", "a[x-y]": "", ",a": "", "a[[1]]": "",
 	} {
 		got, err := firstHost(list)
 		if got != want || (err == nil) != (want != "") {
@@ -24,7 +24,7 @@ func TestTasksOfNode(t *testing.T) {
 		node, want int // 0 if the list is refused
 	}{
 		{"2", 0, 2}, {"4(x3),2", 0, 4}, {"4(x3),2", 2, 4}, {"4(x3),2", 3, 2}, {"4(x3),2", 4, 0},
-		{"", 0, 0}, {"x", 0, 0}, {"2(x", 0, 0}, {"2(x0)", 0, 0}, {"-1", 0, 0},
+		{"", 0, 0}, {"0", 0, 0}, {"1", 0, 1}, {"1(x1)", 0, 1}, {"x", 0, 0}, {"2(x", 0, 0}, {"2(x0)", 0, 0}, {"-1", 0, 0},
 	} {
 		got, err := tasksOfNode(c.list, c.node)
 		if got != c.want || (err == nil) != (c.want != 0) {

@@ -25,7 +25,7 @@ func TestTableOfPlaces(t *testing.T) {
 		list := strings.Fields(set)
 		for i := range list {
 			name, was, _ := strings.Cut(list[i], "=")
-			for _, value := range []string{"", "0", "2", "5", "65536", "x"} {
+			for _, value := range []string{"", "0", "2", "5", "65536", "2147483648", "x"} {
 				if value == was {
 					continue
 				}
