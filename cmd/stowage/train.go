@@ -107,7 +107,7 @@ const trainExample = `  stowage train
 // The steps that are trained, and the folder of a comparison, if the flags are not given.
 const (
 	runSteps      = 100
-	compareSteps  = 9 // of each policy
+	compareSteps  = 7 // of each policy
 	profileSteps  = 12
 	compareFolder = "runs/compare"
 )
