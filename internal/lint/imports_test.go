@@ -61,7 +61,7 @@ var layers = []layer{
 	{pkg: "internal/blas", may: with(exact+"device", "device/cuda", "internal/kernels"), test: devices},
 	{pkg: "device/check", may: with(exact+"device", "internal/devicekit", "internal/kernels"), test: devices},
 	{pkg: "internal/devicekit", may: []string{exact + "device", "memory"}, test: devices},
-	{pkg: "internal/nulldevice", may: []string{exact + "device", "internal/devicekit", "memory"}, test: devices},
+	{pkg: "internal/nulldevice", may: []string{exact + "device", "internal/devicekit", "memory"}, test: append(slices.Clone(devices), "internal/golden")},
 	{pkg: "device/devicetest", may: with(exact+"device", "internal/kernels"), test: devices},
 	{pkg: "internal/kernels", may: with(exact+"device", "internal/devicekit"), test: devices},
 
