@@ -40,7 +40,6 @@ var values = map[string]any{
 	"Recompute.Modules":   [][]string{{"layernorm"}, {"mlp"}, {"moe_act", "core_attn"}, {"moe"}, {"mla_up_proj", "shared_experts"}},
 	"Offload.Modules":     [][]string{{"core_attn"}, {"attn_norm", "qkv_linear"}, {"expert_fc1", "moe_act"}, {"attn_proj", "mlp_norm"}},
 	"Offload.Fraction":    []float64{0.4, 1},
-	"Offload.Fractions":   [][]float64{nil},
 	"Offload.MinElements": []int64{1, 1 << 24}, "Offload.Delta": []int64{100 << 20}, "Offload.MaxInflight": []int{2}, "Offload.Layers": []int{0, 1},
 	"Stash.Modules": [][]string{{"expert_fc1"}, {"expert_fc1", "moe_act"}}, "Stash.RankCapacity": []float64{1.5}, "Stash.Factor": []float64{1.2},
 	"Stash.HostFactor": []float64{0.5}, "Stash.PageBytes": []int64{1 << 20},
@@ -50,7 +49,7 @@ var values = map[string]any{
 }
 
 // left has the fields that are not drawn as the others are.
-var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Batch.Global", "Routing.CountsFile"}
+var left = []string{"Offload.Fractions", "Model", "Hardware", "Layout.World", "Layout.Stages", "Batch.Global", "Routing.CountsFile"}
 
 // models are small enough to be quick, and unlike: dense layers, experts of several kinds,
 // grouped and latent attention, state-space layers and heads for later tokens.
@@ -72,6 +71,13 @@ func Draw(i int) (*plan.Setup, string) {
 	d.model(m)
 	d.said = append(d.said, fmt.Sprintf("%s:%d", name, n))
 	d.fill("", reflect.ValueOf(s).Elem())
+	if o := &s.Offload; len(o.Modules) > 0 && pick(d, "Offload.Fractions", []bool{false, false, true}) {
+		o.Fraction, o.Fractions = 0, nil
+		for rank := range s.Layout.PP {
+			o.Fractions = append(o.Fractions, []float64{0.5, 0, 1, 0.25}[(i+rank)%4])
+		}
+		d.said = append(d.said, fmt.Sprintf("Offload.Fractions=%v", o.Fractions))
+	}
 	if gpu := pick(d, "Hardware", []string{"", "a100", "h100", "b200"}); gpu != "" {
 		if s.Hardware, err = hardware.ByName(gpu); err != nil {
 			panic(err)

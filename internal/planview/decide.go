@@ -156,6 +156,9 @@ func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
 			use(&movers, memory.Including(s.Offload.Modules, t.Offload))
 		}
 	}
+	if share, _ := mostShare(s); share == 0 { // a fraction of zero on every rank
+		moved = 0
+	}
 	layer := m.Layer(g.layer)
 	copies := m.Copies(layer, movable, layersOfStage(s), 0)
 	d := Decision{Group: g.name, Choice: "keep", Bytes: g.bytes, Chosen: []Alternative{}, Rejected: []Alternative{}}
@@ -201,7 +204,7 @@ func offloadReason(s *plan.Setup, m *cost.Model, g *groupOf, moved memory.Bytes,
 	default:
 		text += ", the copy hides"
 	}
-	return text, together * float64(moved) / float64(all)
+	return text, together * float64(moved) / float64(max(all, 1))
 }
 
 // mostShare returns the largest part that a rank offloads of what it could, and which

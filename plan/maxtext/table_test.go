@@ -20,7 +20,7 @@ func TestTable(t *testing.T) {
 	}
 	var b strings.Builder
 	accepted := 0
-	for i := range 60 {
+	for i := range 120 {
 		s, what := plantest.Draw(i)
 		if s, err = s.Normalise(); err != nil {
 			continue
