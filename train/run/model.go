@@ -5,6 +5,7 @@ package run
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -159,7 +160,7 @@ func whole(v any) any {
 	return v
 }
 
-// readSettings reads the keys that change no shape.
+// readSettings reads the keys that change no shape. It returns the first error.
 func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
 	// number reads the first key that is there. Its value fits a float32, and is above 0 or,
 	// if zero says so, 0.
@@ -175,7 +176,7 @@ func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
 				want = "a number from 0 to 3e38"
 			}
 			if bad != nil || !(x >= 0 && x <= math.MaxFloat32) || float32(x) == 0 && !zero {
-				err = errors.Join(err, fmt.Errorf("%s is %s; it must be %s", name, inJSON(v), want))
+				err = cmp.Or(err, fmt.Errorf("%s is %s; it must be %s", name, inJSON(v), want))
 			}
 			to(x)
 			return
@@ -191,14 +192,14 @@ func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
 	if v := s.Keys["norm_topk_prob"]; v != nil {
 		var is bool
 		if set.Routing.Normalise, is = v.(bool); !is {
-			err = errors.Join(err, fmt.Errorf("norm_topk_prob is %s; it must be true or false", inJSON(v)))
+			err = cmp.Or(err, fmt.Errorf("norm_topk_prob is %s; it must be true or false", inJSON(v)))
 		}
 	}
 	for _, x := range []struct{ name, known, other string }{
 		{"hidden_act", "silu", "swish"}, {"hidden_activation", "silu", "swish"}, {"scoring_func", "softmax", "sigmoid"},
 	} {
 		if v, ok := s.Keys[x.name]; ok && v != nil && v != x.known && v != x.other {
-			err = errors.Join(err, fmt.Errorf("%s is %s, and the trainer knows only %s and %s; choose another model", x.name, inJSON(v), x.known, x.other))
+			err = cmp.Or(err, fmt.Errorf("%s is %s, and the trainer knows only %s and %s; choose another model", x.name, inJSON(v), x.known, x.other))
 		}
 	}
 	return err
