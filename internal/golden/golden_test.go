@@ -72,3 +72,47 @@ func TestCheck(t *testing.T) {
 		t.Errorf("the file holds %q, %v", b, err)
 	}
 }
+
+// Each number, flag and empty pointer is changed alone, and what is said of it is in the table.
+func TestVary(t *testing.T) {
+	type part struct{ N int }
+	type whole struct {
+		A     int
+		F     float64
+		On    bool
+		Parts []part
+		None  *part
+		Skip  int
+		words string
+	}
+	got := Vary(func() *whole { return &whole{A: 7, F: 2, Parts: []part{{8}}, words: "w"} }, func(name string) bool { return name != "Skip" }, map[string][]int{"N": {50}}, func(w *whole) string {
+		switch {
+		case w.words != "w" || w.Skip != 0:
+			return "what was not to be changed was"
+		case w.A == 3:
+			panic("three")
+		case w.A != 7:
+			return "another A"
+		case w.F != 2:
+			return "another F"
+		case w.On:
+			return "on"
+		case w.Parts[0].N > 49:
+			return "many"
+		case w.None != nil:
+			return "some"
+		}
+		return "fine"
+	})
+	const want = `  A = -1, 0, 1, 2, 4, 5, 255, 256, 1025: another A
+  A = 3: panic: three
+  F = -1, -0, 1, 1.5, 1e+06, 1.0000001e+06, 3.4028234663852886e+38, 3.5e+38, NaN, +Inf: another F
+  On = true: on
+  Parts[0].N = -1, 0, 1, 2, 3, 4, 5, 49: fine
+  Parts[0].N = 255, 256, 1025, 50, 51: many
+  None = empty: some
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}

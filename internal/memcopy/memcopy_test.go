@@ -150,7 +150,18 @@ func TestLarge(t *testing.T) {
 
 func TestLengthIsTheShorter(t *testing.T) {
 	n := StreamFrom + 100
-	long, short := random(t, n+7, 4), random(t, n, 5)
+	long, short := random(t, n+100_000, 4), random(t, n, 5)
+	for _, v := range supported() {
+		dst := bytes.Clone(long)
+		v.Func(dst, short)
+		if !bytes.Equal(dst, append(bytes.Clone(short), long[n:]...)) {
+			t.Errorf("%s from a shorter source", v.Name)
+		}
+		dst = make([]byte, n)
+		if v.Func(dst, long); !bytes.Equal(dst, long[:n]) {
+			t.Errorf("%s to a shorter destination", v.Name)
+		}
+	}
 	dst := bytes.Clone(long)
 	Copy(dst, short)
 	if !bytes.Equal(dst, append(bytes.Clone(short), long[n:]...)) {

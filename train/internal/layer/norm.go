@@ -4,6 +4,7 @@ package layer
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels/nn"
@@ -29,16 +30,16 @@ func (s Settings) Check() error {
 		name  string
 		value float64
 	}{{"Epsilon", float64(s.Epsilon)}, {"Theta", s.Theta}, {"Factor", float64(r.Factor)}} {
-		if !(x.value > 0) {
-			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number above 0"}
+		if !(x.value > 0 && x.value <= math.MaxFloat32) {
+			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number above 0 that fits fp32"}
 		}
 	}
 	for _, x := range []struct {
 		name  string
 		value float64
 	}{{"AuxLoss", float64(r.Balance)}, {"BiasRate", float64(r.BiasRate)}, {"Capacity", r.Capacity}} {
-		if !(x.value >= 0) {
-			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number that is not negative"}
+		if !(x.value >= 0 && x.value <= math.MaxFloat32) {
+			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number from 0 that fits fp32"}
 		}
 	}
 	return nil
