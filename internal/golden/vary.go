@@ -1,3 +1,5 @@
+// This file owns tables of what is said of a value whose numbers are changed one by one.
+
 package golden
 
 import (

@@ -1,3 +1,5 @@
+// This file owns the table of what the trainer supports.
+
 package layer
 
 import (
