@@ -88,10 +88,10 @@ func (s *Setup) checkFactors() error {
 		v, least float64
 	}{
 		{"routing imbalance", s.Routing.Imbalance, 1},
-		{"expert capacity factor", s.Kernels.CapacityFactor, 0},
-		{"expert rank capacity", s.Stash.RankCapacity, 0}, {"stash factor", s.Stash.Factor, 0}, {"stash host factor", s.Stash.HostFactor, 0},
+		{"--moe-expert-capacity-factor", s.Kernels.CapacityFactor, 0},
+		{"--moe-expert-rank-capacity-factor", s.Stash.RankCapacity, 0}, {"--moe-paged-stash-buffer-size-factor-cuda", s.Stash.Factor, 0}, {"--moe-paged-stash-buffer-size-factor-cpu", s.Stash.HostFactor, 0},
 		{"stash page", float64(s.Stash.PageBytes), 0},
-		{"offload delta", float64(s.Offload.Delta), 0}, {"least offloaded elements", float64(s.Offload.MinElements), 0},
+		{"offload delta", float64(s.Offload.Delta), 0}, {"--min-offloaded-tensor-size", float64(s.Offload.MinElements), 0},
 		{"budget", float64(s.Budget), 0},
 	} {
 		if !(f.v >= f.least && f.v <= mostBytes) {
@@ -113,7 +113,7 @@ func (s *Setup) checkBounds() error {
 	for _, f := range []struct {
 		name string
 		v    float64
-	}{{"routing imbalance", s.Routing.Imbalance}, {"expert capacity factor", s.Kernels.CapacityFactor}, {"expert rank capacity", s.Stash.RankCapacity}} {
+	}{{"routing imbalance", s.Routing.Imbalance}, {"--moe-expert-capacity-factor", s.Kernels.CapacityFactor}, {"--moe-expert-rank-capacity-factor", s.Stash.RankCapacity}} {
 		if f.v > most {
 			most, name = f.v, f.name
 		}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -292,21 +293,24 @@ func (j *jobFlags) refusal(err error) error {
 // asTyped names settings in an error by their short names, except those that the command
 // line or a file has under the long one.
 func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
-	text, after := err.Error(), ""
+	text, end := err.Error(), `([^-\w]|$)` // not in a longer name
 	if strings.Contains(text, "did you mean") {
-		after = " " // a flag that was meant is not changed, only one with its value
+		end = "( )" // a flag that was meant is not changed, only one with its value
+	}
+	renamed := func(text, long, short string) string {
+		return regexp.MustCompile("--"+long+end).ReplaceAllString(text, "--"+short+"${1}")
 	}
 	for _, w := range config.Words {
 		_, short := settings[w.Short]
 		_, long := settings[w.Long]
 		if w.Long != "" && !long && (short || j.megatron == "") {
-			text = strings.ReplaceAll(text, "--"+w.Long+after, "--"+w.Short+after)
+			text = renamed(text, w.Long, w.Short)
 		}
 	}
 	for short, flags := range longNames {
 		for _, long := range flags {
 			if settings[short] != nil && settings[long] == nil {
-				text = strings.ReplaceAll(text, "--"+long+after, "--"+short+after)
+				text = renamed(text, long, short)
 			}
 		}
 	}
