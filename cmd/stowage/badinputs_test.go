@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/golden"
 )
 
 // badInputs has wrong endings for command lines. Each line of text is one; words in
@@ -521,15 +523,21 @@ func files(t *testing.T) (list string) {
 // A wrong command line is answered with one sentence that names no part of Go, with code 2
 // and before anything is printed or written.
 func TestBadInputs(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Chdir(t.TempDir())
 	fixtures(t)
 	before, n := files(t), 0
+	var all strings.Builder
 	for _, group := range badInputs {
 		for ending := range strings.Lines(strings.TrimSpace(group.endings)) {
 			n++
 			line := group.command + strings.TrimSpace(ending)
 			stdout, stderr, code := command(words(line)...)
 			text, ended := strings.CutSuffix(stderr, "\n")
+			fmt.Fprintf(&all, "$ stowage %s\n%s", line, stderr)
 			switch {
 			case code != exitUsage, stdout != "", !ended, strings.Contains(text, "\n"), !strings.HasPrefix(text, "stowage: "), !strings.HasSuffix(text, "`"):
 				t.Errorf("%s\n\tcode %d, output %.60q, errors %q", line, code, stdout, stderr)
@@ -546,6 +554,8 @@ func TestBadInputs(t *testing.T) {
 	if n < 300 {
 		t.Errorf("there are only %d lines", n)
 	}
+	t.Chdir(here)
+	golden.Check(t, "bad-inputs.txt", all.String())
 }
 
 // A variable that is wrong is refused, also by a process that was started alone and does
