@@ -57,7 +57,7 @@ func splitPlan(own *pflag.FlagSet, args []string) (mine []string, w planWords, e
 					n = 2
 				}
 			}
-			if i+n >= len(args) {
+			if i+n >= len(args) || n == 2 && isFlag(args[i+2]) {
 				return nil, w, usagef("flag --%s needs %s", name, map[int]string{1: "a value", 2: "two files"}[n])
 			}
 			mine = append(mine, ownWords(name, value, given, args[i+1:i+1+n])...)
