@@ -229,6 +229,10 @@ func callEverything(t *testing.T, d *Device, l *listener) {
 	must("reserve", err)
 	must("grow", d.Grow(pool, 3*memory.MiB))
 	must("grow", d.Grow(pool, 30*memory.MiB))
+	l.say("backdrop")
+	must("backdrop", d.Backdrop(pool))
+	l.say("grow over the backdrop")
+	must("grow", d.Grow(pool, 50*memory.MiB))
 	for what, err := range steps(d, s, other, events, a, b, h, k, l) {
 		must(what, err)
 	}
