@@ -22,12 +22,13 @@ from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Seq
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
 
+from ._before import Before, Numbers, known
 from ._bits import seed
 from ._errors import AFTER_STEP, Error
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Kept, is_dense, storage_of, version_of
 from ._surroundings import AS_IT_IS, Mode, Random, Surroundings, mode_of, modes_again
-from ._units import Place, Uncounted, at, counting, modules
+from ._units import Uncounted, counting, modules
 from ._written import check_versions
 
 hooks = torch.autograd.graph.saved_tensors_hooks
@@ -117,16 +118,17 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "sets", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "before", "given", "values", "timed", "holder", "first", "__weakref__")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, sets: Iterable[Place] = ()) -> None:
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, before: Any = None) -> None:
         self.module: Any = module
         self.forward, self.timed, self.holder, self.first = forward, timed, holder, first
-        self.sets = sets  # where the pass puts tensors, which stay those of the first
         self.inputs: Any = Inputs(holder, args, kwargs)
+        self.before, objects = before, self.inputs.objects
+        self.given: Any = Before((), objects) if objects else AS_IT_IS
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
-        self.weights: Dict[int, Tuple[torch.Tensor, int]] = {}  # and buffers, with their versions, by id: tensors are slow keys
+        self.weights: Dict[int, Tuple[torch.Tensor, int]] = {}  # and their versions, by id: tensors are slow keys
         self.modes: List[Mode] = []
         self.norms: Optional[List[torch.nn.Module]] = None  # modules that count, once the forward pass is over
         self.values: Dict[int, torch.Tensor] = {}
@@ -150,22 +152,19 @@ class Whole:
             self.weights[id(t)] = t, version_of(t)
 
     def end(self) -> None:
-        """Ends the forward pass: weights and buffers must not change until the second one, but for those that norms count in."""
+        """Ends the forward pass: weights must not change until the second one, nor running means in which nothing is counted."""
         modes, note = self.modes, self.note
         self.norms = []
-        for m in modules(self.module):
-            own, buffers, training = m._parameters, m._buffers, m.training
+        for m in self.before.modules:
+            own, training = m._parameters, m.training
             modes.append((m, training, type(m), dict(own) if own else None))
             if own:
                 for p in own.values():
                     if p is not None:
                         note(p)
-            if buffers:
-                if isinstance(m, counting):
-                    self.norms.append(m)
-                    if training:
-                        continue
-                for p in buffers.values():
+            if m._buffers and isinstance(m, counting):
+                self.norms.append(m)
+                for p in m._buffers.values() if not training else ():
                     if p is not None:
                         note(p)
 
@@ -182,22 +181,22 @@ class Whole:
 
     def close(self) -> None:
         """Ends the step. A module that keeps its output would lead to itself, which the collector does not see."""
-        self.module = self.inputs = self.norms = None
-        self.forward, self.timed, self.sets, self.modes, self.weights, self.values = _no_unpack, None, (), [], {}, {}
+        self.module = self.inputs = self.norms = self.before = self.given = None
+        self.forward, self.timed, self.modes, self.weights, self.values = _no_unpack, None, [], {}, {}
 
     def run(self) -> None:
         check_versions(self.weights.values())
+        for before in (self.before, self.given):
+            if before is not AS_IT_IS:
+                before.check()
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
-        there = [(container, key, at(container, key)) for container, key in self.sets]
         self.random.set()
         try:
-            with self.around.again(), modes_again(self.modes):
+            with self.before, self.given, self.around.again(), modes_again(self.modes):
                 saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), among=self.norms)
         finally:
             now.set()
-            for container, key, x in there:
-                container[key] = x
         if self.first and not STOPS:
             del saved[self.first :]
         check(self.module, self.shapes, shapes_of(saved))
@@ -218,18 +217,19 @@ INPUT = object()  # stands for what a cheap module was given
 
 class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
-    there is a recipe for its input, the input is not held, and the call is of its kind."""
+    there is a recipe for its input, the input is not held, and the call is of its kind. The module is not held: if it
+    keeps its output, that leads here, which the collector does not see."""
 
-    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "mode", "weights", "dropped", "last", "values", "y", "uses", "version")
+    __slots__ = ("module", "kind", "numbers", "holder", "least", "x", "held", "before", "grad", "around", "mode", "weights", "dropped", "last", "values", "y", "uses", "version")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
-        self.module, self.forward, self.holder, self.before = module, forward, holder, before
+    def __init__(self, module: torch.nn.Module, x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None, numbers: Dict[str, Any] = {}) -> None:
+        self.module, self.numbers, self.holder, self.before = weakref.ref(module), numbers, holder, before
         self.kind = before.kind if before is not None else type(module).__name__
         self.least = least  # smaller storages stay: statistics, scales
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
         self.grad = x.requires_grad
-        self.around, self.mode = Surroundings(), mode_of(module)
+        self.around, self.mode = Surroundings(), mode_of(module)[1:]
         self.weights = [(p, version_of(p)) for p in module._parameters.values() if p is not None]
         self.dropped: List[int] = []  # which of the tensors that the pass saves
         self.last = 0  # how many it saves
@@ -293,19 +293,21 @@ class Small:
 
     def run(self) -> None:
         check_versions(self.weights)
-        x = self.input().detach()
-        with self.around.again(), modes_again([self.mode]), _beside(self.module) if overwrites(self.module) else AS_IT_IS:
+        x, module = self.input().detach(), self.module()
+        if module is None:
+            raise Error(AFTER_STEP)
+        with self.around.again(), Numbers(module, self.numbers), modes_again([(module, *self.mode)]), _beside(module) if overwrites(module) else AS_IT_IS:
             if not self.dropped:
                 state.again += 1
                 try:
-                    with torch.no_grad(), Uncounted(self.module):
-                        self.y = self.forward(x)
+                    with torch.no_grad(), Uncounted(module):
+                        self.y = module.forward(x)
                 finally:
                     state.again -= 1
                 return
             x.requires_grad_(self.grad)
-            saved, y = collect(self.forward, self.module, (x,), {}, -1)
-        check(self.module, [(x.shape, x.dtype)] * self.last, [(x.shape, x.dtype)] * len(saved))
+            saved, y = collect(module.forward, module, (x,), {}, -1)
+        check(module, [(x.shape, x.dtype)] * self.last, [(x.shape, x.dtype)] * len(saved))
         self.values = {i: saved[i] for i in self.dropped}
         self.y = y.detach()
 
@@ -521,7 +523,7 @@ def source(module: torch.nn.Module, x: torch.Tensor, made: Made, refused: Contai
 class Lean:
     """One call of a block whose cheap parts are dropped."""
 
-    __slots__ = ("holder", "made", "least", "refused", "timed")
+    __slots__ = ("holder", "made", "least", "refused", "timed", "__weakref__")
 
     def __init__(self, holder: Holder, least: int, refused: Container[str] = (), timed: Optional[Callable[[str, Callable[[], Any]], Any]] = None) -> None:
         self.holder, self.least, self.refused, self.timed = holder, least, refused, timed
@@ -538,6 +540,10 @@ class Lean:
                 return r
         return self.holder.pack(t)
 
+    def close(self) -> None:
+        """Ends the step. What takes times leads to modules."""
+        self.timed = None
+
     def unpack(self, h: Any) -> torch.Tensor:
         if type(h) is not Recipe:
             return self.holder.unpack(h)
@@ -552,7 +558,8 @@ class Lean:
         if before is None and overwrites(module):
             return forward(x)
         after_kept = before is None and self.made.get(x.grad_fn, module) is None and module in by_result  # it is of that kind, too
-        if after_kept or before is None and type(module).__name__ in self.refused:
+        numbers = known(module)
+        if after_kept or before is None and type(module).__name__ in self.refused or numbers is None:
             with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
                 y = forward(x)
             if type(y) is torch.Tensor and y.grad_fn is not None:
@@ -560,7 +567,7 @@ class Lean:
             return y
         if before is not None and before.small is not None:
             before.small.uses += 1  # whenever this one runs
-        small, version = Small(module, forward, x, self, self.least, before), version_of(x)
+        small, version = Small(module, x, self, self.least, before, numbers), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)
         if version_of(x) != version and before is None:

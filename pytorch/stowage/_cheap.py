@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Tuple
 import torch
 
 from ._again import Small, by_result, overwrites, recipe, source
+from ._before import know
 from ._record import storage_of, version_of
 from ._surroundings import Draws, Random, in_checkpoint
 from ._units import Attributes
@@ -34,7 +35,7 @@ class Recorded:
             return forward(x)  # another call of the same module may be cheap
         version, drawn, draws = version_of(x), Random(call.profile.device), Draws([module])
         attributes, buffers = Attributes([module]), buffers_of(module)
-        small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least, before)
+        small = call.small = Small(module, x, call.profile.holder, call.profile.least, before)
         first = len(call.entries)
         try:
             y = forward(x)
@@ -54,6 +55,7 @@ class Recorded:
                 if found is None:
                     call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
+            know(module)
             call.made[y.grad_fn], small.version = small, version_of(y)
             call.smalls.append(small)
             return y

@@ -11,6 +11,9 @@ from ._errors import Error
 from ._record import Kept, modified, version_of
 
 
+_single = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size})
+
+
 class Holder(Protocol):
     """Keeps tensors until a backward pass: in place, or offloaded."""
 
@@ -60,6 +63,11 @@ class Inputs:
             if n not in self._held:
                 self._held[n] = holder.pack(x), x.requires_grad
             self._leaves.append((n, None))
+
+    @property
+    def objects(self) -> List[Any]:
+        """What may have attributes."""
+        return [x for n, x in self._leaves if not n and type(x) not in _single]
 
     def again(self) -> Any:
         """Returns the arguments as tensors without history."""

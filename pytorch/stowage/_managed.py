@@ -271,7 +271,7 @@ class Following:
 
     def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Optional[Refused] = None, passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
-        self.calls: List[weakref.ref[Whole]] = []
+        self.calls: List[weakref.ref[Any]] = []  # which are open
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, Refused() if refused is None else refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -317,7 +317,7 @@ class Following:
             state.lean = before
 
     def whole(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first, u.sets.values())
+        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first, u.state())
         self.calls.append(weakref.ref(call))
         before, state.lean, state.whole = (state.lean, state.whole), None, (*state.whole, u)
         try:
@@ -330,6 +330,7 @@ class Following:
 
     def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         lean = Lean(holder, self.least, Keeps(self.refused, choice.kept), None if self.passes is None else self.passes.cheap(u))
+        self.calls.append(weakref.ref(lean))
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):

@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from . import _again
 from ._again import Made, Refused, Small, cast_weight, collect, hooks, recipe, state
+from ._before import Before
 from ._bits import equal, near, same, seed
 from ._cheap import Recorded, buffers_of
 from ._clock import Clock
@@ -51,7 +52,15 @@ class Unit:
         self.retained = False  # a backward pass left what it saves: offloaded, it would come back and stay
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
-        self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors
+        self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors, which stay those of the first pass
+        self._before: Optional[Before] = None
+
+    def state(self) -> Before:
+        """Returns the data that its modules have now. Most calls find what the last one found."""
+        inside = modules(self.module)
+        if self._before is None or not self._before.same(inside):
+            self._before = Before(inside, (), self.sets.values())
+        return self._before
 
 
 class Entry:
@@ -98,6 +107,7 @@ class Call:
         self.modes: List[Mode] = []
         self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self.buffers: List[Tuple[int, int]] = []  # their numbers and versions
+        self.before: Optional[Before] = None  # what modules and arguments have when the forward pass ends
         self.given: List[Tuple[weakref.ref[torch.Tensor], int]] = []  # arguments, and their versions
         # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
         # pass on a GPU has its own.
@@ -178,7 +188,7 @@ class Call:
 
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
-        self.again = self.around = self.random = self.context = None
+        self.again = self.around = self.random = self.context = self.before = None
         self.modes, self.weights = [], []
         self.smalls, self.made = [], {}
         for e in self.entries:
@@ -213,7 +223,7 @@ class Profile:
         self.made: List[Hooks] = []
         self.last: Optional[Call] = None  # whose backward pass began
         self.backward = -1  # and in which pass
-        self.rewritten = False  # buffers were written between the passes of a call
+        self.rewritten: Set[Unit] = set()  # whose buffers were written between the passes of a call
         self.count: Dict[Unit, int] = {}
         self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
         self.marks: List[int] = []  # by op: how often the peak was read before
@@ -328,7 +338,7 @@ class Profile:
         if why:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
-        call.modes, call.buffers = list(map(mode_of, inside)), buffers
+        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects)
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
@@ -420,7 +430,10 @@ class Profile:
             unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
         if any(x is not None and version_of(x) != version for x, version in ((weak(), version) for weak, version in call.given)):
             unit.whole, unit.why = False, "its input is written before it could run again"
-        self.rewritten |= buffers_of(unit.module) != call.buffers
+        if call.before is not None and call.before.written():
+            unit.whole, unit.why = False, "a tensor that it or an argument has is written before it could run again"
+        if buffers_of(unit.module) != call.buffers:
+            self.rewritten.add(unit)
         try:
             need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)

@@ -173,9 +173,9 @@ def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
     return list(out)
 
 
-_numbers = (int, float, bool, str)
-_noted = (*_numbers, type(None), torch.Tensor, torch.nn.Parameter)
-_own = frozenset(torch.nn.Module().__dict__)
+numbers = (int, float, bool, str)
+_noted = (*numbers, type(None), torch.Tensor, torch.nn.Parameter)
+own = frozenset(torch.nn.Module().__dict__)
 
 # What longer containers have is not looked at, only how many.
 LONG = 64
@@ -192,7 +192,7 @@ class Attributes:
         self._containers: List[Any] = []
         for o in owners:
             for name, x in o.__dict__.items():
-                if name in _own and isinstance(o, torch.nn.Module):
+                if name in own and isinstance(o, torch.nn.Module):
                     continue
                 if type(x) in _noted:
                     self._note(name, o.__dict__, name, x)
@@ -211,7 +211,7 @@ class Attributes:
         for name, now, before in self._containers:
             if len(now) != len(before):
                 return str(name)
-        return next((name for name, container, key, x, _ in self._places if type(x) in _numbers and at(container, key) != x), "")
+        return next((name for name, container, key, x, _ in self._places if type(x) in numbers and at(container, key) != x), "")
 
     def written(self) -> str:
         """Returns the name of a tensor that was written in place, or nothing."""
@@ -219,7 +219,7 @@ class Attributes:
 
     def replaced(self) -> List[Place]:
         """Returns where there are other tensors now. They may be results, which anybody may read, as losses are."""
-        return [(container, key) for _, container, key, x, _ in self._places if type(x) not in _numbers and at(container, key) is not x]
+        return [(container, key) for _, container, key, x, _ in self._places if type(x) not in numbers and at(container, key) is not x]
 
     def restore(self) -> None:
         for _, now, before in self._containers:

@@ -8,7 +8,7 @@ from unittest import mock
 
 from blocks import Attention, Block, Compared, answer, choices, one_pass, planned, stack, train, why
 from common import DEVICE, stowage, torch
-from stowage import _again, _plan, _profile
+from stowage import _again, _before, _plan, _profile
 from stowage._again import STOPS
 from stowage._bits import Digests
 from stowage._measured import KEEP, Choice
@@ -122,6 +122,14 @@ class Earlier(Planned):
             self.assertIsNone(end(*[0] * n, 20))
 
 
+def counted(module, runs):
+    """Makes a module note its forward passes, and lets it run in a block. Returns its forward method."""
+    forward = module.forward
+    module.forward = lambda x: runs.append(1) or forward(x)
+    _before.know(module)
+    return module.forward
+
+
 class Sorts(Planned):
     """Kinds of cheap parts that free unlike many bytes in a given time are chosen separately."""
 
@@ -153,7 +161,7 @@ class Sorts(Planned):
         """A result that is made again is there as long as it is needed, and not until the block is over."""
         for make in (nn.GELU, nn.Sigmoid, lambda: nn.LayerNorm(8)):
             act, runs, lean = make(), [], _again.Lean(_again.IN_PLACE, 1)
-            forward = lambda x: runs.append(1) or act.forward(x)
+            forward = counted(act, runs)
             x, w = (torch.randn(3, 8, requires_grad=True) for _ in range(2))
             with _again.hooks(lean.pack, lean.unpack):
                 y = lean.call(act, forward, x * 1)
@@ -168,7 +176,7 @@ class Sorts(Planned):
     def test_a_factor_is_made_once(self):
         """A product that is made again, as of SwiGLU, and its own gradient share the activation."""
         act, runs, lean = nn.SiLU(), [], _again.Lean(_again.IN_PLACE, 1)
-        forward = lambda x: runs.append(1) or act.forward(x)
+        forward = counted(act, runs)
         x, up, down = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
         with _again.hooks(lean.pack, lean.unpack):
             y = lean.call(act, forward, x * 1)
@@ -497,14 +505,12 @@ class Later(Planned):
             def forward(self, x):
                 x = super().forward(x)
                 if self.mode:
-                    self.mode += 1
-                    x = x[..., :8].sin() if self.mode % 2 else x.sin().cos()
+                    passes.append(1)
+                    x = x[..., :8].sin() if len(passes) % 2 else x.sin().cos()
                 return x
 
-        def change(model):
-            model.blocks[2].mode = 1
-
-        self.raises(Other, change)
+        passes = []
+        self.raises(Other, lambda model: setattr(model.blocks[2], "mode", 1))
 
     def test_writes_to_its_input(self):
         class Writes(Block):
@@ -515,27 +521,19 @@ class Later(Planned):
                     x = x.add_(1.0)
                 return super().forward(x)
 
-        def change(model):
-            model.blocks[0].mode = 1
-
-        self.raises(Writes, change, "whole", "modified by an inplace operation")
-        self.raises(Writes, change, "whole, offload", "modified by an inplace operation")
+        for pick in ("whole", "whole, offload"):
+            self.raises(Writes, lambda model: setattr(model.blocks[0], "mode", 1), pick, "modified by an inplace operation")
 
     def test_cheap_module_that_writes(self):
         class Act(nn.Module):
-            mode = None
-
             def forward(self, x):
-                return x.mul_(2.0) if self.mode else nn.functional.gelu(x)
+                return x.mul_(2.0) if on else nn.functional.gelu(x)
 
-        def change(model):
-            for block in model.blocks:
-                block.act.mode = 1
-
+        on = []
         model = stack(lambda: Block(act=Act))
         with planned(model, "lean") as rt:
             train(model, one_pass, SETTLED, rt)
-            change(model)
+            on.append(1)
             with self.assertRaisesRegex(stowage.Error, "Act writes to its input"):
                 train(model, one_pass, 1, rt)
 

@@ -1,0 +1,284 @@
+"""What a second forward pass reads besides its arguments and weights: data that modules and the objects that a block is
+given have as attributes. A second pass finds them as they were when the first one began, and leaves no trace in them."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from operator import is_not
+from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from ._record import version_of
+from ._units import LONG, Place, at, counting, numbers, own
+from ._written import check_versions
+
+# What has no parts.
+_single = frozenset({*numbers, complex, bytes, type(None), torch.dtype, torch.device, torch.Size})
+_tensors = frozenset({torch.Tensor, torch.nn.Parameter})
+_data = _single | _tensors | {tuple, list, dict, set}
+# What has attributes and is no data.
+_code = frozenset({type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType})
+
+# So many objects inside of each other are looked at, and so many of a block.
+DEEP, MOST = 4, 256
+
+_absent: Any = object()  # stands for what a container does not have
+_left: Any = object()  # and for results, which stay what they are
+
+
+class Slots:
+    """The attributes of an object without a dictionary, as one."""
+
+    __slots__ = ("_of", "_names")
+
+    def __init__(self, of: Any) -> None:
+        self._of, self._names = of, [name for c in type(of).__mro__ for name in _names(c) if not name.startswith("__")]
+
+    def copy(self) -> Dict[str, Any]:
+        return {name: getattr(self._of, name) for name in self._names if hasattr(self._of, name)}
+
+    def __len__(self) -> int:
+        return len(self.copy())
+
+    def values(self) -> Any:
+        return self.copy().values()
+
+    def __setitem__(self, name: str, x: Any) -> None:
+        object.__setattr__(self._of, name, x)  # of frozen ones, too
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._of, name)
+
+
+def _names(c: type) -> Sequence[str]:
+    names = c.__dict__.get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+class Before:
+    """The data of modules and objects at one moment, but for places where a block puts results."""
+
+    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_tensors", "_buffers", "_seen", "_now")
+
+    def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = ()) -> None:
+        self.modules = modules
+        # Dictionaries that can be compared all at once, because what is equal in them is the same, and what they had; and others.
+        self._plain: List[Any] = []
+        self._then: List[Any] = []
+        self._others: List[Tuple[Any, Any]] = []
+        self._results: List[Any] = []  # those of others that have results
+        self._tensors: List[Tuple[torch.Tensor, int]] = []  # and their versions
+        self._buffers: List[Tuple[torch.Tensor, int]] = []
+        self._now: List[Tuple[Any, Any]] = []
+        results: Dict[int, List[Any]] = {}
+        for container, key in sets:
+            results.setdefault(id(container), []).append(key)
+        self._seen: Set[int] = {id(at(container, key)) for container, key in sets}
+        for m in modules:
+            self._add(m.__dict__, results)
+            for name, x in m.__dict__.items():
+                if type(x) not in _single and name not in own and not callable(x):
+                    self._note(x, DEEP, True, results)
+            if m._buffers and not isinstance(m, counting):
+                if isinstance(m._buffers, dict):  # a script's are not
+                    self._add(m._buffers, results)
+                self._buffers += [(b, version_of(b)) for b in m._buffers.values() if b is not None]
+        for x in given:
+            self._note(x, DEEP, False, results)
+
+    def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
+        then = container.copy()
+        for key in results.get(id(container), ()):
+            if key in then if isinstance(then, dict) else key < len(then):
+                then[key] = _left
+        if id(container) in results:
+            self._results.append(container)
+        plain = type(container) is dict and all(type(x) in _single or name in own or _by_identity(x) for name, x in then.items())
+        if plain:
+            self._plain.append(container)
+            self._then.append(then)
+        else:
+            self._others.append((container, then))
+
+    def _note(self, x: Any, deep: int, pure: bool, results: Dict[int, List[Any]]) -> None:
+        """Notes what is in a container or an object; if pure, only in one of nothing but data."""
+        kind = type(x)
+        if kind in _single or kind in _code or id(x) in self._seen or len(self._seen) >= MOST:
+            return
+        self._seen.add(id(x))
+        if kind in _tensors:
+            self._tensors.append((x, version_of(x)))
+            return
+        if not deep or isinstance(x, (torch.nn.Module, type, torch.Tensor)):
+            return
+        container: Any
+        if isinstance(x, (tuple, list, set, dict)):
+            if len(x) > LONG:
+                return
+            container = x
+        elif type(getattr(x, "__dict__", None)) is dict:
+            container = x.__dict__
+        elif any(map(_names, kind.__mro__)):
+            container = Slots(x)
+        else:
+            return
+        values = list(container if isinstance(container, (tuple, list, set)) else container.values())
+        if pure and any(type(y) not in _data and not _is_data(y) for y in values):
+            return
+        if not isinstance(x, tuple):
+            self._add(container, results)
+        for y in values:
+            self._note(y, deep - 1, pure, results)
+
+    def same(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """Reports whether all is as it was, and of the same modules."""
+        return (
+            self.modules == modules
+            and not self._differing()
+            and not self.written()
+            and all(version_of(t) == version for t, version in self._buffers)
+        )
+
+    def _differing(self) -> List[Tuple[Any, Any]]:
+        """Returns the containers that have something else now, and what they had."""
+        try:
+            plain = self._plain == self._then
+        except Exception:  # of a comparison: there is a tensor now
+            plain = False
+        found = [] if plain else [place for place in zip(self._plain, self._then) if _differs(*place)]
+        return found + [place for place in self._others if _differs(*place)] if self._others else found
+
+    def check(self) -> None:
+        """Raises an error if a tensor or a buffer was written since."""
+        check_versions(self._tensors)
+        check_versions(self._buffers)
+
+    def written(self) -> bool:
+        """Reports whether a tensor that is no buffer was written since."""
+        return any(version_of(t) != version for t, version in self._tensors)
+
+    def __enter__(self) -> None:
+        differ = self._differing()
+        self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results)]
+        for container, then in differ:
+            _put(container, then)
+
+    def __exit__(self, *_: object) -> None:
+        now, self._now = self._now, []
+        for container, then in self._differing() + now:
+            _put(container, then)
+
+
+def _by_identity(x: Any) -> bool:
+    """Reports whether what is equal is the same, or as good."""
+    if type(x) is tuple:
+        return all(type(y) in _single for y in x)
+    return x is not _left and getattr(type(x), "__eq__", None) is object.__eq__
+
+
+def _is_data(x: Any) -> bool:
+    """Reports whether an object has nothing but data."""
+    attributes = getattr(x, "__dict__", None)
+    return type(attributes) is dict and type(x) not in _code and not isinstance(x, (torch.nn.Module, type)) and all(type(y) in _data for y in attributes.values())
+
+
+def _differs(container: Any, then: Any) -> bool:
+    if isinstance(container, set):
+        return bool(container != then)
+    if len(container) != len(then):
+        return True
+    if not isinstance(container, list):
+        container, then = container.values(), then.values()
+    return any(map(is_not, container, then)) and any(x is not y and y is not _left for x, y in zip(container, then))
+
+
+def _put(container: Any, then: Any) -> None:
+    """Puts data that is not what it was where it was."""
+    if isinstance(container, set):
+        container.clear()
+        container.update(then)
+        return
+    if isinstance(container, list):
+        container[:] = [x if x is not _left else at(container, i) for i, x in enumerate(then)]
+        return
+    now = container.copy()
+    for key in {**now, **then}:
+        x, y = now.get(key, _absent), then.get(key, _absent)
+        if x is y or y is _left or any(z is not _absent and type(z) not in _data for z in (x, y)):
+            continue
+        if y is _absent:
+            del container[key]
+        else:
+            container[key] = y
+
+
+class Known:
+    """The numbers and names that a cheap module had in recorded steps."""
+
+    __slots__ = ("same", "_names", "_size")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.same = numbers_of(module)
+        self._names, self._size = set(self.same), len(module.__dict__)
+
+    def add(self, module: torch.nn.Module) -> None:
+        """Notes another call. What others change from call to call does not count."""
+        now = numbers_of(module)
+        self._names |= set(now)
+        self.same = {name: x for name, x in self.same.items() if now.get(name, _absent) == x}
+
+    def has(self, module: torch.nn.Module) -> bool:
+        attributes = module.__dict__
+        if not self.same.items() <= attributes.items():
+            return False
+        if len(attributes) != self._size:
+            if not numbers_of(module).keys() <= self._names:
+                return False
+            self._size = len(attributes)
+        return True
+
+
+_known: weakref.WeakKeyDictionary[torch.nn.Module, Dict[bool, Known]] = weakref.WeakKeyDictionary()
+
+
+def numbers_of(module: torch.nn.Module) -> Dict[str, Any]:
+    """Returns the numbers and names that a module has as attributes, whether it trains among them."""
+    return {name: x for name, x in module.__dict__.items() if type(x) in numbers}
+
+
+def know(module: torch.nn.Module) -> None:
+    """Notes that a cheap module was tried in a recorded step, as it is."""
+    of = _known.setdefault(module, {})
+    if module.training in of:
+        of[module.training].add(module)
+    else:
+        of[module.training] = Known(module)
+
+
+def known(module: torch.nn.Module) -> Optional[Dict[str, Any]]:
+    """Returns the numbers of a cheap module if they are those of a recorded step, or None: it may draw random numbers now."""
+    found = _known.get(module, _nothing).get(module.training)
+    return found.same if found is not None and found.has(module) else None
+
+
+_nothing: Dict[bool, Known] = {}
+
+
+class Numbers:
+    """Gives a module the numbers that it had for a while."""
+
+    __slots__ = ("_attributes", "_then", "_now")
+
+    def __init__(self, module: torch.nn.Module, then: Dict[str, Any]) -> None:
+        self._attributes, self._then = module.__dict__, then
+        self._now: Dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        if not self._then.items() <= self._attributes.items():
+            self._now = {name: self._attributes.get(name) for name in self._then}
+            self._attributes.update(self._then)
+
+    def __exit__(self, *_: object) -> None:
+        self._attributes.update(self._now)

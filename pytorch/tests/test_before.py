@@ -1,0 +1,318 @@
+"""Data that a block or its arguments have and that changes between the passes, which begins after the recorded steps."""
+
+import dataclasses
+import gc
+import random
+import types
+import unittest
+import weakref
+
+import torch
+from blocks import Block, Compared, Stack, choices, one_pass, planned, stack, train, why
+from common import stowage
+from stowage import _before
+from torch import nn
+
+LATE = 4  # the step in which something begins
+
+
+class Case(Compared):
+    def late(self, make, step, plans=("whole", "whole, offload"), steps=LATE + 2, kind="recompute"):
+        """Compares steps in which something begins late."""
+        for plan in plans:
+            with self.subTest(plan=plan):
+                torch.manual_seed(1)
+                want = train(make(), step, steps)
+                torch.manual_seed(1)
+                model = make()
+                with planned(model, plan) as rt:
+                    self.compare(want, train(model, step, steps, rt))
+                    self.assertEqual({True}, {c.startswith(kind) for c in choices(rt).values()})
+
+
+class Given(nn.Module):
+    """A model that gives an object to its blocks. Between the passes of late steps the object changes."""
+
+    def __init__(self, made, read):
+        super().__init__()
+        self.made = made
+
+        class Reads(Block):
+            def forward(self, x, object):
+                return super().forward((x + read(object)).tanh())
+
+        self.blocks = nn.ModuleList(Reads() for _ in range(2))
+
+    def forward(self, x):
+        object = self.made()
+        for block in self.blocks:
+            x = block(x, object)
+        return x, object
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("scale",)
+    scale: float
+
+
+def space(**attributes):
+    return types.SimpleNamespace(**attributes)
+
+
+def changes(change):
+    def step(model, i):
+        out, object = model(torch.randn(3, 4, 8))
+        if i >= LATE:
+            change(object)
+        loss = out.square().mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
+class Arguments(Case):
+    def check(self, made, read, change):
+        self.late(lambda: Given(made, read), changes(change))
+
+    def test_numbers(self):
+        self.check(lambda: space(scale=1.5), lambda o: o.scale, lambda o: setattr(o, "scale", 3.0))
+
+    def test_tensors(self):
+        self.check(lambda: space(scale=torch.full((8,), 1.5)), lambda o: o.scale, lambda o: setattr(o, "scale", torch.ones(8)))
+
+    def test_inside_of_objects(self):
+        self.check(lambda: space(inner=space(scales=[1.5])), lambda o: o.inner.scales[-1], lambda o: o.inner.scales.append(3.0))
+
+    def test_new_attributes(self):
+        self.check(lambda: space(), lambda o: getattr(o, "scale", 1.5), lambda o: setattr(o, "scale", 3.0))
+
+    def test_slots(self):
+        self.check(lambda: Slotted(1.5), lambda o: o.scale, lambda o: setattr(o, "scale", 3.0))
+
+    def test_classes_of_containers(self):
+        class Table(dict):
+            pass
+
+        self.check(lambda: Table(scale=1.5, names={"a"}), lambda o: o["scale"] + len(o["names"]), lambda o: (o.update(scale=3.0), o["names"].add("b")))
+
+    def test_tensors_that_are_written(self):
+        """They are not what they were, and an error says so; if recorded steps do it, the block is kept."""
+        write = lambda o: o.scale.fill_(3.0)
+        made, read = lambda: space(scale=torch.full((8,), 1.5)), lambda o: o.scale
+        for plan in ("whole", "whole, offload"):
+            model = Given(made, read)
+            with planned(model, plan) as rt, self.assertRaisesRegex(stowage.Error, r"modified by an inplace operation: \[torch.float32 \[8\]\]"):
+                train(model, changes(write), LATE + 1, rt)
+        model = Given(made, read)
+
+        def step(model, i):
+            return changes(write)(model, LATE)
+
+        want = train(model, step, 4)
+        with planned(model, "whole") as rt:
+            self.compare(want, train(model, step, 4, rt))
+            self.assertEqual({"a tensor that it or an argument has is written before it could run again"}, set(why(rt).values()))
+
+
+class Modules(Case):
+    def check(self, forward, first, then, plans=("whole", "whole, offload")):
+        class Reads(Block):
+            def __init__(self):
+                super().__init__()
+                self.drop = nn.Dropout(0.1)
+                first(self)
+
+            def forward(self, x):
+                return super().forward(forward(self, x))
+
+        def step(model, i):
+            for block in model.blocks:
+                first(block)
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            for block in model.blocks if i >= LATE else ():
+                then(block)
+            loss.backward()
+            return loss
+
+        self.late(lambda: stack(Reads, 2), step, plans)
+
+    def test_numbers(self):
+        self.check(lambda b, x: x * b.scale, lambda b: setattr(b, "scale", 1.5), lambda b: setattr(b, "scale", 3.0))
+
+    def test_dropout(self):
+        self.check(lambda b, x: b.drop(x), lambda b: setattr(b.drop, "p", 0.1), lambda b: setattr(b.drop, "p", 0.6))
+
+    def test_containers_and_objects(self):
+        self.check(lambda b, x: x * b.own["scale"], lambda b: setattr(b, "own", {"scale": 1.5}), lambda b: b.own.update(scale=3.0))
+        self.check(lambda b, x: x * b.own.scale, lambda b: setattr(b, "own", space(scale=1.5)), lambda b: setattr(b.own, "scale", 3.0))
+
+    def test_buffers_that_are_replaced(self):
+        def first(b):
+            b._buffers["scale"] = torch.full((8,), 1.5)
+
+        self.check(lambda b, x: (x + b._buffers["scale"]).tanh(), first, lambda b: b._buffers.update(scale=torch.ones(8)))
+
+    def test_what_a_block_changes_itself(self):
+        """Once a call, and the second pass has what the first one had."""
+
+        class Counts(Block):
+            def __init__(self):
+                super().__init__()
+                self.calls, self.mean, self.seen, self.on = 0, torch.zeros(()), [], False
+
+            def forward(self, x):
+                if self.on:
+                    self.calls += 1
+                    self.seen.append(float(x.detach().sum()))
+                    self.mean = 0.9 * self.mean + x.detach().mean()
+                return super().forward(x) * (1 + self.calls + self.mean + len(self.seen))
+
+        def step(model, i):
+            for block in model.blocks:
+                block.on = i >= LATE
+            return [one_pass(model, i), *(torch.tensor([b.calls, b.mean, *b.seen]) for b in model.blocks)]
+
+        self.late(lambda: stack(Counts, 2), step)
+
+    def test_what_a_block_writes_itself(self):
+        class Counts(Block):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, x):
+                if on:
+                    self.calls += 1
+                return super().forward(x) * (1 + self.calls.clone())
+
+        on, model = [], stack(Counts, 2)
+        with planned(model) as rt:
+            train(model, one_pass, LATE, rt)
+            on.append(1)
+            with self.assertRaisesRegex(stowage.Error, "modified by an inplace operation"):
+                train(model, one_pass, 1, rt)
+            on.clear()
+            train(model, one_pass, 2, rt)
+
+    def test_buffers_written_in_recorded_steps(self):
+        """Between the passes, by others than DDP: such a block is kept."""
+
+        class Adds(Block):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("bias", torch.zeros(8))
+
+            def forward(self, x):
+                return super().forward(x) + self.bias
+
+        def step(model, i):
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            for block in model.blocks:
+                block.bias.add_(1.0)
+            loss.backward()
+            return loss
+
+        model = stack(Adds, 2)
+        want = train(model, step)
+        with planned(model) as rt:
+            self.compare(want, train(model, step, rt=rt))
+            self.assertEqual({"its buffers are written before it could run again"}, set(why(rt).values()))
+
+    def test_results_are_not_held(self):
+        """Those of the last call are freed when the next one puts its own in their place."""
+
+        class Keeps(Block):
+            def forward(self, x):
+                self.out = super().forward(x)
+                return self.out
+
+        model = stack(Keeps, 2)
+        with planned(model) as rt:
+            train(model, one_pass, LATE, rt)
+            last = weakref.ref(model.blocks[0].out)
+            with rt.step():
+                loss = model(torch.randn(3, 4, 8)).sum()
+                self.assertIsNone(last())
+                loss.backward()
+
+    def test_what_is_no_data(self):
+        """What a framework keeps in objects of its own stays as it is."""
+
+        class Framework:
+            def __init__(self):
+                self.module, self.calls = nn.Linear(2, 2), 0
+
+        module = nn.Linear(2, 2)
+        module.state, module.hook = Framework(), lambda: None
+        module.long, module.own = list(range(1000)), (1, [2])
+        before = _before.Before([module])
+        state, module.state.calls, module.own[1][:] = module.state, 1, [3]
+        module.state = Framework()
+        with before:
+            self.assertEqual((0, [2]), (module.state.calls, module.own[1]))
+            self.assertIsNot(state, module.state)
+            self.assertEqual(1, state.calls)
+            module.hook.new = 1
+            module.new, module.own[1][:] = 5, [4]
+        self.assertEqual(([3], False), (module.own[1], hasattr(module, "new")))
+
+
+class Cheap(Case):
+    def test_numbers_that_change_between_the_passes(self):
+        class Leaky(nn.Module):
+            slope = 0.1
+
+            def forward(self, x):
+                return torch.where(x > 0, x, self.slope * x) * torch.tanh(x)
+
+        def step(model, i):
+            for block in model.blocks:
+                block.norm.eps, block.act.slope = 1e-3, 0.1
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            for block in model.blocks if i >= LATE else ():
+                block.norm.eps, block.act.slope = 1.0, 0.7
+            loss.backward()
+            return loss
+
+        self.late(lambda: stack(lambda: Block(act=Leaky), 2), step, ("lean", "lean, offload"), kind="recompute cheap")
+
+    def test_random_numbers_that_begin_late(self):
+        """By a number, or because the module trains: such a call is kept."""
+
+        class Noise(nn.Module):
+            scale = 0.0
+
+            def forward(self, x):
+                x = torch.tanh(x) * x
+                return x if not self.training else x * (1 + self.scale * torch.randn_like(x))
+
+        def by_number(model, i):
+            for block in model.blocks if i >= LATE else ():
+                block.act.scale = 0.5
+            return one_pass(model, i)
+
+        def by_mode(model, i):
+            for block in model.blocks:
+                block.act.train(i >= LATE)
+            return one_pass(model, i)
+
+        for step in (by_number, by_mode):
+            self.late(lambda: stack(lambda: Block(act=Noise), 2), step, ("lean", "lean, offload"), kind="recompute cheap")
+
+    def test_numbers_that_hooks_count(self):
+        """They do not make a norm another one."""
+        model = stack(Block, 2)
+        for block in model.blocks:
+            block.norm.calls = 0
+            block.norm.register_forward_hook(lambda m, *_: setattr(m, "calls", m.calls + 1))
+        with planned(model, "lean") as rt:
+            train(model, one_pass, LATE, rt)
+            self.assertIsNotNone(_before.known(model.blocks[0].norm))
+            model.blocks[0].norm.eps = 1.0
+            self.assertIsNone(_before.known(model.blocks[0].norm))
+
+
+if __name__ == "__main__":
+    unittest.main()
