@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import types
 import weakref
-from operator import is_not
+from collections import OrderedDict
+from operator import is_not, not_
 from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -60,7 +61,7 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_tensors", "_buffers", "_seen", "_now")
+    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_seen", "_now")
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = ()) -> None:
         self.modules = modules
@@ -69,6 +70,7 @@ class Before:
         self._then: List[Any] = []
         self._others: List[Tuple[Any, Any]] = []
         self._results: List[Any] = []  # those of others that have results
+        self._hooks: List[Any] = []  # of modules
         self._tensors: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self._buffers: List[Tuple[torch.Tensor, int]] = []
         self._now: List[Tuple[Any, Any]] = []
@@ -85,8 +87,13 @@ class Before:
                 if isinstance(m._buffers, dict):  # a script's are not
                     self._add(m._buffers, results)
                 self._buffers += [(b, version_of(b)) for b in m._buffers.values() if b is not None]
+            for hooks in (m._forward_hooks, m._forward_pre_hooks):
+                self._hooks.append(hooks)
+                if hooks:
+                    self._others.append((hooks, hooks.copy()))
         for x in given:
             self._note(x, DEEP, False, results)
+        self._empty = [not hooks for hooks in self._hooks]
 
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
@@ -148,7 +155,11 @@ class Before:
         except Exception:  # of a comparison: there is a tensor now
             plain = False
         found = [] if plain else [place for place in zip(self._plain, self._then) if _differs(*place)]
-        return found + [place for place in self._others if _differs(*place)] if self._others else found
+        if self._others:
+            found += [place for place in self._others if _differs(*place)]
+        if list(map(not_, self._hooks)) != self._empty:
+            found += [(hooks, {}) for hooks, empty in zip(self._hooks, self._empty) if empty and hooks]
+        return found
 
     def check(self) -> None:
         """Raises an error if a tensor or a buffer was written since."""
@@ -203,10 +214,10 @@ def _put(container: Any, then: Any) -> None:
     if isinstance(container, list):
         container[:] = [x if x is not _left else at(container, i) for i, x in enumerate(then)]
         return
-    now = container.copy()
+    now, hooks = container.copy(), type(container) is OrderedDict
     for key in {**now, **then}:
         x, y = now.get(key, _absent), then.get(key, _absent)
-        if x is y or y is _left or any(z is not _absent and type(z) not in _data for z in (x, y)):
+        if x is y or y is _left or not hooks and any(z is not _absent and type(z) not in _data for z in (x, y)):
             continue
         if y is _absent:
             del container[key]

@@ -148,6 +148,21 @@ class Modules(Case):
         self.check(lambda b, x: x * b.own["scale"], lambda b: setattr(b, "own", {"scale": 1.5}), lambda b: b.own.update(scale=3.0))
         self.check(lambda b, x: x * b.own.scale, lambda b: setattr(b, "own", space(scale=1.5)), lambda b: setattr(b.own, "scale", 3.0))
 
+    def test_hooks(self):
+        """Those of the first pass run in the second, and no others."""
+
+        def put(block):
+            remove(block)
+            block.up.register_forward_hook(lambda m, args, out: out + 1.0)
+            block.norm.register_forward_pre_hook(lambda m, args: (args[0] - 0.5,))
+
+        def remove(block):
+            block.up._forward_hooks.clear()
+            block.norm._forward_pre_hooks.clear()
+
+        self.check(lambda b, x: x, remove, put)
+        self.check(lambda b, x: x, put, remove)
+
     def test_buffers_that_are_replaced(self):
         def first(b):
             b._buffers["scale"] = torch.full((8,), 1.5)
