@@ -1,5 +1,5 @@
 """What a second forward pass reads besides its arguments and weights: data that modules and the objects that a block is
-given have as attributes. A second pass finds them as they were when the first one began, and leaves no trace in them."""
+given have as attributes, with generators, and hooks. A second pass finds them as they were when the first one began, and leaves no trace in them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Se
 import torch
 
 from ._record import version_of
+from ._surroundings import Draws, is_generator
 from ._units import LONG, Place, at, counting, numbers, own
 from ._written import check_versions
 
@@ -61,7 +62,7 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_seen", "_now")
+    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = ()) -> None:
         self.modules = modules
@@ -71,6 +72,7 @@ class Before:
         self._others: List[Tuple[Any, Any]] = []
         self._results: List[Any] = []  # those of others that have results
         self._hooks: List[Any] = []  # of modules
+        self._generators: List[Any] = []
         self._tensors: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self._buffers: List[Tuple[torch.Tensor, int]] = []
         self._now: List[Tuple[Any, Any]] = []
@@ -94,6 +96,7 @@ class Before:
         for x in given:
             self._note(x, DEEP, False, results)
         self._empty = [not hooks for hooks in self._hooks]
+        self._draws: Any = Draws(self._generators, False) if self._generators else None
 
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
@@ -120,6 +123,9 @@ class Before:
             return
         if not deep or isinstance(x, (torch.nn.Module, type, torch.Tensor)):
             return
+        if is_generator(x):
+            self._generators.append(x)
+            return
         container: Any
         if isinstance(x, (tuple, list, set, dict)):
             if len(x) > LONG:
@@ -145,6 +151,7 @@ class Before:
             self.modules == modules
             and not self._differing()
             and not self.written()
+            and (self._draws is None or not self._draws.drawn())
             and all(version_of(t) == version for t, version in self._buffers)
         )
 
@@ -175,8 +182,13 @@ class Before:
         self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results)]
         for container, then in differ:
             _put(container, then)
+        if self._draws is not None:
+            self._drawn = Draws(self._generators, False)
+            self._draws.set()
 
     def __exit__(self, *_: object) -> None:
+        if self._draws is not None:
+            self._drawn.set()
         now, self._now = self._now, []
         for container, then in self._differing() + now:
             _put(container, then)

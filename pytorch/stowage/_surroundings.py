@@ -133,16 +133,16 @@ class Random:
 
 
 class Draws:
-    """The state of random numbers that are not PyTorch's own: Python's, NumPy's, and those of generators that objects
-    have as attributes. They cannot be had again, because nobody knows all of them."""
+    """The state of random numbers that are not PyTorch's own: Python's and NumPy's, which all share, and those of generators
+    that objects are or have as attributes. They cannot be had again, because nobody knows all of them."""
 
     __slots__ = ("_found",)
 
-    def __init__(self, owners: Iterable[Any]) -> None:
+    def __init__(self, owners: Iterable[Any], shared: bool = True) -> None:
         # A name, how to read the state, how to set it, and what it is.
-        found: List[Tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [("Python's random numbers", random.getstate, random.setstate)]
+        found: List[Tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [("Python's random numbers", random.getstate, random.setstate)] if shared else []
         numpy = getattr(sys.modules.get("numpy"), "random", None)
-        if numpy is not None:
+        if numpy is not None and shared:
             found.append(("NumPy's random numbers", numpy.get_state, numpy.set_state))
         for g in {id(x): x for o in owners for x in (o, *getattr(o, "__dict__", {}).values())}.values():
             if isinstance(g, torch.Generator):
@@ -173,6 +173,11 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return all(map(_equal, a, b))
     return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+def is_generator(x: Any) -> bool:
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    return isinstance(x, (torch.Generator, random.Random)) or numpy is not None and isinstance(x, (numpy.RandomState, numpy.Generator))
 
 
 _checkpoint = os.path.join("torch", "utils", "checkpoint.py")

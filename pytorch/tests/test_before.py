@@ -1,14 +1,16 @@
 """Data that a block or its arguments have and that changes between the passes, which begins after the recorded steps."""
 
+import contextlib
+import copy
 import dataclasses
-import gc
 import random
 import types
 import unittest
 import weakref
+from unittest import mock
 
 import torch
-from blocks import Block, Compared, Stack, choices, one_pass, planned, stack, train, why
+from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
 from common import stowage
 from stowage import _before
 from torch import nn
@@ -28,6 +30,12 @@ class Case(Compared):
                 with planned(model, plan) as rt:
                     self.compare(want, train(model, step, steps, rt))
                     self.assertEqual({True}, {c.startswith(kind) for c in choices(rt).values()})
+
+
+def train_as_it_is(model, step, plan):
+    """Trains a model that cannot be copied. Returns the steps, and the choices of the plan if there is one."""
+    with planned(model, plan) if plan else contextlib.nullcontext() as rt, mock.patch.object(copy, "deepcopy", lambda x: x):
+        return train(model, step, LATE + 2, rt), choices(rt) if plan else {}
 
 
 class Given(nn.Module):
@@ -162,6 +170,27 @@ class Modules(Case):
 
         self.check(lambda b, x: x, remove, put)
         self.check(lambda b, x: x, put, remove)
+
+    def test_generators(self):
+        """Blocks begin to draw from what they have. The second pass draws the same, and nobody else notices."""
+
+        class Draws(Block):
+            def __init__(self):
+                super().__init__()
+                self.own, self.others, self.on = torch.Generator().manual_seed(3), [random.Random(4)], False
+
+            def forward(self, x):
+                return super().forward(x * torch.rand(8, generator=self.own) * self.others[0].random() if self.on else x)
+
+        def step(model, i):
+            for block in model.blocks:
+                block.on = i >= LATE
+            return one_pass(model, i)
+
+        for plan in ("whole", "whole, offload"):
+            (want, _), (got, rt) = ((train_as_it_is(model, step, plan)) for model, plan in ((stack(Draws, 2), None), (stack(Draws, 2), plan)))
+            self.compare(want, got)
+            self.assertEqual({True}, {c.startswith("recompute") for c in rt.values()})
 
     def test_buffers_that_are_replaced(self):
         def first(b):
