@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -124,4 +125,19 @@ func TestTable(t *testing.T) {
 		}
 	}
 	golden.Check(t, "table.txt", b.String())
+}
+
+// Words for layouts, sizes, times, shares and the two ways to hold rows.
+func TestTableOfWords(t *testing.T) {
+	result := func(total cost.Seconds) *Result { return &Result{After: Outcome{Step: cost.Step{Total: total}}} }
+	stash := plan.Stash{RankCapacity: 1.5, Modules: []string{"a", "b"}}
+	golden.Check(t, "words.txt", fmt.Sprintln(
+		layoutName(plan.Layout{World: 128, TP: 2, PP: 2, VPP: 3, EP: 4, ETP: 5, CP: 8}, 6), "\n", layoutName(plan.Layout{World: 4, TP: 1, PP: 1, VPP: 1, EP: 1, ETP: 1, CP: 1}, 1), "\n",
+		duration(10), duration(9.994), duration(1), duration(0.999), duration(0.1), duration(0.0999), duration(0), "\n",
+		mebibytes(10<<30), mebibytes(10<<30-1), mebibytes(10<<20), mebibytes(10<<20-1<<18), mebibytes(0), "\n",
+		enough(1<<30), enough(1<<30+1), gibibytes(1<<30+1), percent(0.125), "\n", fractions([]int{0, parts, parts, parts / 2}), "\n",
+		stashVerdict(stash, result(2), result(1)), "\n", stashVerdict(stash, result(2), result(3)), "\n", stashVerdict(stash, result(2), result(2)), "\n",
+		stashVerdict(stash, nil, result(3)), "\n", stashVerdict(stash, result(3), nil), "\n",
+		&TooSmall{Budget: 1 << 30, Least: 2<<30 + 1, Rank: 3, Policy: "p"}, "\n", &TooSmall{Budget: 1 << 30, Policy: "q", Node: &plan.Node{Room: 3 << 30, Pinned: 4<<30 + 1}},
+	))
 }
