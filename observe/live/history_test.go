@@ -2,12 +2,16 @@ package live
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/internal/golden"
 )
 
 // The history is bounded for any number of steps. It holds real steps, evenly spread from
@@ -75,7 +79,7 @@ func TestReportIsACopy(t *testing.T) {
 	h.run.Policies = []string{"budget"}
 	add := func(n int) {
 		held := float64(n)
-		h.add(Step{Policy: "budget", Number: n, Loss: held, Held: &held, Tokens: 1, Seconds: 1})
+		h.add(Step{Policy: "budget", Number: n, Loss: held, Held: &held, Tokens: 7 * n, Seconds: 1 / held, Reruns: n, Ranks: []Rank{{Device: Memory{Peak: int64(n)}, Host: Memory{Peak: int64(2 * n)}, Spilled: int64(3 * n)}}})
 	}
 	for i := range mostKept - 1 {
 		add(i + 1)
@@ -109,4 +113,38 @@ func TestPeaksOfSummary(t *testing.T) {
 			}
 		}
 	}
+}
+
+// All that a report of two policies says, with values that all differ, whole and thinned.
+func TestWholeHistory(t *testing.T) {
+	h := newHistory()
+	h.run = Run{Model: "m", Layout: "pp 2", Policies: []string{"stash", "none", "budget"}, Steps: 9}
+	var b strings.Builder
+	for n := 1; n <= mostKept+3; n++ {
+		held := 50 - float64(n)/1000
+		s := Step{Policy: "stash", Number: n, Loss: held - 1, Tokens: 100 + n, Seconds: 0.5 + float64(n), Reruns: 2 * n, Ranks: make([]Rank, 3)}
+		for i := range s.Ranks {
+			s.Ranks[(i+n)%3] = Rank{Device: Memory{Peak: int64(1000*n + 10*i)}, Host: Memory{Peak: int64(7000*n + 20*(2-i))}, Spilled: int64(n * (i + 1))}
+		}
+		if n%2 == 0 {
+			s.Held = &held
+		}
+		h.add(s)
+		if n <= 3 {
+			s.Policy, s.Loss = "none", s.Loss+3
+			h.add(s)
+		}
+		if n != 5 && n < mostKept-1 {
+			continue
+		}
+		text, err := json.Marshal(h.report())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 5 {
+			text = fmt.Appendf(nil, "%x, %d bytes", sha256.Sum256(text), len(text))
+		}
+		fmt.Fprintf(&b, "after step %d: %s\n", n, text)
+	}
+	golden.Check(t, "history.txt", b.String())
 }

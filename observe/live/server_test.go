@@ -105,9 +105,12 @@ func TestServerServesItsOwnAlone(t *testing.T) {
 		if status != http.StatusOK || body == "" || !strings.HasPrefix(h.Get("Content-Type"), want) {
 			t.Errorf("/%s: %d, %s", path, status, h.Get("Content-Type"))
 		}
-		for _, name := range []string{"Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Cross-Origin-Resource-Policy", "Cache-Control"} {
-			if h.Get(name) == "" {
-				t.Errorf("/%s has no %s", path, name)
+		for name, want := range map[string]string{
+			"Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+			"X-Content-Type-Options":  "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin", "Cache-Control": "no-store",
+		} {
+			if got := h.Get(name); got != want {
+				t.Errorf("/%s has the %s %q, want %q", path, name, got, want)
 			}
 		}
 		if h.Get("Access-Control-Allow-Origin") != "" {
