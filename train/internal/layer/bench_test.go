@@ -12,6 +12,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/devicelog"
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/stash"
@@ -31,6 +32,7 @@ type rig struct {
 	tokens Tokens
 	bufs   []*device.Buffer
 	space  *stash.Workspace
+	log    *devicelog.Log // of what the device is asked for, if that was wanted
 }
 
 // rigOptions says how a rig differs from the plain one.
@@ -40,16 +42,21 @@ type rigOptions struct {
 	recompute memory.Policy
 	settings  func(*Settings)
 	seq       int // tokens of a sequence; zero stands for 8
+	logged    bool
 }
 
 func newRig(t *testing.T, m *model.Model, o rigOptions) *rig {
 	t.Helper()
-	dev, err := cpu.Open(cpu.Options{})
+	dev, err := cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{memory.GiB, memory.GiB}})
 	ok(t, err)
-	s, err := dev.NewStream("compute")
+	r := &rig{t: t, dev: dev, mem: map[*Unit][2]*device.Buffer{}}
+	if o.logged {
+		r.dev, r.log = devicelog.Wrap(dev)
+	}
+	s, err := r.dev.NewStream("compute")
 	ok(t, err)
-	r := &rig{t: t, dev: dev, s: s, mem: map[*Unit][2]*device.Buffer{}}
-	cfg := engine.Config{Device: dev, Compute: s, Policy: o.recompute, Links: memory.Links{Out: 1e10, In: 1e10}}
+	r.s = s
+	cfg := engine.Config{Device: r.dev, Compute: s, Policy: o.recompute, Links: memory.Links{Out: 1e10, In: 1e10}}
 	if o.rows == Stashed {
 		cfg.Stash = &stash.ManagerConfig{}
 		cfg.Stash.Store.Page = 4096

@@ -10,12 +10,14 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func TestNothingIsLeft(t *testing.T) {
+	var calls strings.Builder // what each step asks of the device
 	dense := &model.Dense{Width: 20, Gated: true}
 	qk := *attentionLayer()
 	qk.QKNorm = true
@@ -39,7 +41,7 @@ func TestNothingIsLeft(t *testing.T) {
 			for _, number := range []kernels.Number{kernels.F32, kernels.BF16} {
 				parts := m.Name == "in parts"
 				t.Run(fmt.Sprint(m.Name, rows, number), func(t *testing.T) {
-					o := rigOptions{number: number, rows: rows}
+					o := rigOptions{number: number, rows: rows, logged: true}
 					if parts {
 						o.seq = 150
 					}
@@ -49,6 +51,7 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 					for _, phase := range []memory.Phase{memory.Train, memory.Evaluate, memory.Train} {
 						left := memory.Bytes(-1)
+						r.log.Take()
 						ok(t, r.rt.Step(memory.Key{Microbatches: 1, Phase: phase}, func(st *engine.Step) error {
 							return Guard(func() {
 								p := Pass{Step: st, S: r.s, Shape: r.env.Shape, Evaluate: phase == memory.Evaluate}
@@ -62,6 +65,7 @@ func TestNothingIsLeft(t *testing.T) {
 								left = st.SavedBytes()
 							})
 						}))
+						fmt.Fprintf(&calls, "%s, rows %d, numbers %d, phase %v: %s\n", m.Name, rows, number, phase, r.log.Take())
 						if left != 0 {
 							t.Errorf("a step of phase %v leaves %d bytes", phase, left)
 						}
@@ -70,6 +74,7 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 		}
 	}
+	golden.Check(t, "calls.txt", calls.String())
 }
 
 // Every norm of every kind of layer has the epsilon of the settings.
