@@ -105,7 +105,7 @@ func TestEveryFlag(t *testing.T) {
 		}
 		// Several at once, as a digest each.
 		rng := rand.New(rand.NewPCG(1, uint64(len(job.name))))
-		for i := range 300 {
+		for i := range 200 {
 			changed := maps.Clone(args)
 			for range 2 + rng.IntN(4) {
 				maps.Copy(changed, changes[rng.IntN(len(changes))])

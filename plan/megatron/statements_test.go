@@ -138,7 +138,7 @@ func TestStatementsAsInBash(t *testing.T) {
 	const given, launch = "X=ab\nY=2\nN=3\nA=(r 's t')\ncall() { Y=\"called $#\"; }\nset -- first 'second one'\n", "python x.py --x \"$X\" --y \"$Y\" --a \"${A[@]}\" --count $N --rest \"$@\" --flag\n"
 	var scripts []string
 	all := `python() { printf '\n@'; printf ' <%s>' "$@"; }; export -f python` + "\n"
-	for i := range 250 {
+	for i := range 180 {
 		p := &program{Rand: rand.New(rand.NewPCG(uint64(i), 3))}
 		for range 1 + p.IntN(6) {
 			p.statement()
