@@ -26,6 +26,10 @@ _code = frozenset({type, types.FunctionType, types.MethodType, types.BuiltinFunc
 # So many objects inside of each other are looked at, and so many of a block.
 DEEP, MOST = 4, 256
 
+# Where modules have hooks of forward passes, and where all share them.
+_hooks = sorted(name for name in own if name.startswith("_forward"))
+_global_hooks = [hooks for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_forward")]
+
 _absent: Any = object()  # stands for what a container does not have
 _left: Any = object()  # and for results, which stay what they are
 
@@ -89,13 +93,12 @@ class Before:
                 if isinstance(m._buffers, dict):  # a script's are not
                     self._add(m._buffers, results)
                 self._buffers += [(b, version_of(b)) for b in m._buffers.values() if b is not None]
-            for hooks in (m._forward_hooks, m._forward_pre_hooks):
-                self._hooks.append(hooks)
-                if hooks:
-                    self._others.append((hooks, hooks.copy()))
+            self._hooks += [m.__dict__[name] for name in _hooks]
         for x in given:
             self._note(x, DEEP, False, results)
+        self._hooks += _global_hooks if modules else ()
         self._empty = [not hooks for hooks in self._hooks]
+        self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
         self._draws: Any = Draws(self._generators, False) if self._generators else None
 
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:

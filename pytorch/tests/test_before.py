@@ -168,8 +168,22 @@ class Modules(Case):
             block.up._forward_hooks.clear()
             block.norm._forward_pre_hooks.clear()
 
-        self.check(lambda b, x: x, remove, put)
-        self.check(lambda b, x: x, put, remove)
+        def put_others(block):
+            remove_others(block)
+            if hasattr(block.up, "_forward_hooks_with_kwargs"):
+                block.up.register_forward_hook(lambda m, args, kwargs, out: out + 1.0, with_kwargs=True)
+            handles.append(nn.modules.module.register_module_forward_hook(lambda m, args, out: out + 0.5 if type(m) is nn.Linear else None))
+
+        def remove_others(block):
+            block.up._forward_hooks.clear()
+            while handles:
+                handles.pop().remove()
+
+        handles = []
+        self.addCleanup(lambda: [handle.remove() for handle in handles])
+        for a, b in ((put, remove), (put_others, remove_others)):
+            self.check(lambda b, x: x, b, a)
+            self.check(lambda b, x: x, a, b)
 
     def test_generators(self):
         """Blocks begin to draw from what they have. The second pass draws the same, and nobody else notices."""
