@@ -197,7 +197,7 @@ class Planner:
             models = [a.model for a in self._runtime._attached if a.model is not None]
             self._broadcasts = [Broadcasts(m) for model in models for m in model.modules() if isinstance(m, torch.nn.parallel.DistributedDataParallel)]
             for u in profile.rewritten if not self._broadcasts else ():
-                u.whole, u.why = False, u.why or "its buffers are written before it could run again"
+                u.whole, u.why = False, u.why or "its buffers are written before it could run again; if DDP does it, attach() what DDP returned"
         known.largest, known.profile = profile.largest(), profile
         known.most, known.base, known.in_compiled = max(profile.needs, default=0), self._budget.base, profile.in_compiled()
         self._not_smaller.update((f"{kind.__name__} is not compiled with activation_memory_budget={b:g}", why) for (kind, b), why in profile.not_smaller.items())

@@ -276,7 +276,7 @@ class Modules(Case):
         want = train(model, step)
         with planned(model) as rt:
             self.compare(want, train(model, step, rt=rt))
-            self.assertEqual({"its buffers are written before it could run again"}, set(why(rt).values()))
+            self.assertEqual({"its buffers are written before it could run again; if DDP does it, attach() what DDP returned"}, set(why(rt).values()))
 
     def test_results_are_not_held(self):
         """Those of the last call are freed when the next one puts its own in their place."""
