@@ -92,6 +92,16 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
+// A file that ends anywhere in its last line is cut off, whatever stands there.
+func TestCutAnywhere(t *testing.T) {
+	whole := strings.TrimSuffix(tinyHeader+tinyStep, "\n")
+	for n := strings.LastIndexByte(whole, '\n') + 2; n < len(whole); n++ {
+		if _, err := Read(strings.NewReader(whole[:n])); err == nil || !strings.HasSuffix(err.Error(), "line 5: is cut off; was the file written to its end?") {
+			t.Errorf("%q: %v", whole[n-1:n], err)
+		}
+	}
+}
+
 // broken is a reader that fails after some bytes.
 type broken struct{ text string }
 

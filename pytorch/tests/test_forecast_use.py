@@ -95,7 +95,7 @@ class WrongUse(unittest.TestCase):
                 with self.subTest(text[:10]), self.assertRaises(stowage.Error) as e:
                     stowage.plan(model, x, gpu=str(file))
                 self.assertEqual(f"plan: {file} is not a JSON object with the figures of a GPU; give the name of a GPU such as \"h100\", or a file that is one", str(e.exception))
-            for text in ("{", '{"memory": 3}', "{}"):
+            for text in ("{", '{"memory": 3}', "{}", "\n {}"):
                 file.write_text(text)
                 with self.subTest(text), self.assertRaises(stowage.Error) as e:
                     stowage.plan(model, x, gpu=str(file))

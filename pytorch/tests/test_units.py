@@ -242,9 +242,12 @@ class Keep(unittest.TestCase):
                     rt.attach(nn.Linear(1, 1), keep=wrong)
 
     def test_no_optimizer(self):
-        with self.assertRaisesRegex(stowage.Error, "attach: expected an optimiser, got str"):
-            with runtime("budget") as rt:
-                rt.attach(nn.Linear(1, 1), optimizer="adam")
+        model = nn.Linear(1, 1)
+        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1), 1)
+        for wrong in ("adam", schedule):
+            with self.assertRaisesRegex(stowage.Error, "attach: expected an optimiser, got (str|StepLR)"):
+                with runtime("budget") as rt:
+                    rt.attach(model, optimizer=wrong)
 
 
 class Results(unittest.TestCase):

@@ -15,6 +15,12 @@ from torch import nn
 from zoo import leaf
 
 
+class Version(unittest.TestCase):
+    def test_of_the_package_and_the_library(self):
+        with runtime("offload") as rt:
+            self.assertEqual(stowage.__version__, rt._library.version())
+
+
 class Attach(unittest.TestCase):
     def test_well_known_names(self):
         for family, names in FAMILIES.items():
