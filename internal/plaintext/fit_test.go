@@ -122,6 +122,11 @@ Flags:
 	if got := plaintext.FitHelp(help, 48); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
+	for _, width := range []int{0, 1, 39} {
+		if plaintext.FitHelp(help, width) != plaintext.FitHelp(help, 40) || plaintext.Fit(help, width) != plaintext.Fit(help, 40) {
+			t.Errorf("help for %d columns is not that of the fewest", width)
+		}
+	}
 }
 
 // Text of any kind keeps its words, and lines are too long only for the sake of a word.

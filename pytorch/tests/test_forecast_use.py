@@ -83,6 +83,7 @@ class WrongUse(unittest.TestCase):
         with self.assertRaises(stowage.Error) as e:
             stowage.plan(model, fails)
         self.assertIsInstance(e.exception.__cause__, ValueError)
+        self.assertEqual("ValueError: ", _trace.first(ValueError()))
         got = stowage.plan(Looks(), torch.randn(40, 16), device="cpu")
         self.assertTrue(any(name.startswith("inner.experts") for name in got.modules))
 

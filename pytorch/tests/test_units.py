@@ -233,6 +233,8 @@ class Keep(unittest.TestCase):
     def test_what_nothing_has(self):
         with self.assertRaisesRegex(stowage.Error, "keep: '.*norm' matches no module; the modules are blocks"):
             self.kept("*.norm")
+        with self.assertRaisesRegex(stowage.Error, "keep: '.*nrom' matches no module"):
+            self.kept("blocks.0*", "*.nrom")
         with self.assertRaisesRegex(stowage.Error, "keep: expected a list of patterns"):
             with runtime("budget") as rt:
                 rt.attach(nn.Linear(1, 1), keep="blocks.1")

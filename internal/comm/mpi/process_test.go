@@ -140,6 +140,18 @@ func takeSignals() error {
 	return nil
 }
 
+// No two lists of ranks have one key.
+func TestKeys(t *testing.T) {
+	seen := map[uint64][]int{}
+	for _, ranks := range [][]int{{0, 1}, {1, 0}, {2, 1}, {0, 2}, {1}, {0}, {0, 1, 2}, {1, 2}, {256, 1}} {
+		key := (&group{}).key(ranks)
+		if other, there := seen[key]; there {
+			t.Errorf("%v and %v have one key", ranks, other)
+		}
+		seen[key] = ranks
+	}
+}
+
 // Ranks give a call the same number, whatever else they called, and a rank that waits knows
 // for whom.
 func TestNotes(t *testing.T) {
