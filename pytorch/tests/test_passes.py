@@ -10,7 +10,7 @@ from unittest import mock
 
 from blocks import Block, Compared, choices, one_pass, planned, stack, train
 from common import DEVICE, same, torch
-from stowage import _again, _surroundings
+from stowage import _again, _before, _surroundings
 from stowage._errors import Error
 from stowage._planned import RECORDED
 from torch import nn
@@ -22,6 +22,14 @@ CPU = torch.device("cpu")
 def setUpModule():
     if DEVICE != "cpu":
         raise unittest.SkipTest("it is all played on the CPU")
+
+
+class Lean(_again.Lean):
+    """One whose modules were tried in recorded steps."""
+
+    def call(self, module, forward, x):
+        _before.know(module)
+        return super().call(module, forward, x)
 
 
 class SecondPasses(unittest.TestCase):
@@ -90,7 +98,7 @@ class SecondPasses(unittest.TestCase):
             runs.clear()
             timed = []
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                whole = _again.Whole(block, forward, (x,), {}, CPU, _again.IN_PLACE, lambda run: timed.append(1) or run(), first)
+                whole = _again.Whole(block, forward, (x,), {}, CPU, _again.IN_PLACE, lambda run: timed.append(1) or run(), first, _before.Before(list(block.modules())))
                 with _again.hooks(whole.pack, whole.unpack):
                     y = forward(x).float().sum()
             whole.end()
@@ -113,7 +121,7 @@ class SecondPasses(unittest.TestCase):
         block, x = nn.Linear(3, 3), leaf(2, 3)
         outside = leaf(3)
         for change in (block.weight, block.bias, outside, x):
-            whole = _again.Whole(block, lambda x: block(x) * outside, (x,), {}, CPU, _again.IN_PLACE)
+            whole = _again.Whole(block, lambda x: block(x) * outside, (x,), {}, CPU, _again.IN_PLACE, before=_before.Before([block]))
             with _again.hooks(whole.pack, whole.unpack):
                 y = whole.forward(x)
             whole.end()
@@ -128,7 +136,7 @@ class SecondPasses(unittest.TestCase):
         for second in (*more, lambda x: x[:2].exp(), lambda x: x.double().exp()):
             forwards = iter((lambda x: x.exp(), second))
             x = leaf(3)
-            whole = _again.Whole(nn.Identity(), lambda x: next(forwards)(x), (x,), {}, CPU, _again.IN_PLACE)
+            whole = _again.Whole(nn.Identity(), lambda x: next(forwards)(x), (x,), {}, CPU, _again.IN_PLACE, before=_before.Before())
             with _again.hooks(whole.pack, whole.unpack):
                 y = whole.forward(x)
             whole.end()
@@ -205,7 +213,7 @@ class SecondPasses(unittest.TestCase):
 
     def test_kinds(self):
         """What is made from a norm or activation is of its kind, and what is made from an operator is one more."""
-        x, y, norm, lean = leaf(4, 8), leaf(4, 8), nn.LayerNorm(8), _again.Lean(_again.IN_PLACE, 1)
+        x, y, norm, lean = leaf(4, 8), leaf(4, 8), nn.LayerNorm(8), Lean(_again.IN_PLACE, 1)
         self.addCleanup(lean.made.clear)  # a node must not lead to itself
         drop, F = lambda t: torch.native_dropout(t, 0.5, True)[0], nn.functional
         h = lean.call(norm, norm.forward, x * 2)
@@ -230,11 +238,14 @@ class SecondPasses(unittest.TestCase):
             runs, norm, x = [], nn.LayerNorm(8), leaf(4, 8)
             up, down = nn.Linear(8, 8), nn.Linear(8, 8)
 
+            plain = norm.forward
+
             def forward(x):
                 runs.append(1)
-                return norm(x)
+                return plain(x)
 
-            lean = _again.Lean(_again.IN_PLACE, 1)
+            norm.forward = forward
+            lean = Lean(_again.IN_PLACE, 1)
             torch.manual_seed(1)
             want = torch.autograd.grad(down(build(norm(x * 2), up(x))).square().sum(), [x, up.weight, down.weight, norm.weight])
             torch.manual_seed(1)
@@ -267,7 +278,7 @@ class SecondPasses(unittest.TestCase):
 
                     unpack = staticmethod(_again.IN_PLACE.unpack)
 
-                lean = _again.Lean(Holder(), 1, refused)
+                lean = Lean(Holder(), 1, refused)
                 want = torch.autograd.grad(down(act(norm(x * 2))).square().sum(), [x, norm.weight, down.weight])
                 with _again.hooks(lean.pack, lean.unpack):
                     h = lean.call(norm, norm.forward, x * 2)
@@ -357,7 +368,7 @@ class CheapParts(unittest.TestCase):
             means = [b.clone() for of in r.modules for m in of for b in m.buffers()]
             timed, smalls = [], []
             refused = {type(m).__name__ for of in r.modules for m in of if draw.random() < 0.15}
-            lean = _again.Lean(dropping, draw.choice([1, 33, 193]), refused, (lambda kind, make: timed.append(kind) or make()) if draw.random() < 0.5 else None)
+            lean = Lean(dropping, draw.choice([1, 33, 193]), refused, (lambda kind, make: timed.append(kind) or make()) if draw.random() < 0.5 else None)
 
             def call(m, x):
                 y = lean.call(m, m.forward, x)
@@ -390,14 +401,15 @@ class CheapParts(unittest.TestCase):
         """What it drops is what its pass saves, but for its input and what is small; it is made when it is asked for, and
         forgotten with its last use."""
         x, norm = leaf(6, 8) * 2, nn.LayerNorm(8)
-        runs = []
+        runs, plain = [], norm.forward
 
         def forward(x):
             runs.append(x.requires_grad)
-            return norm(x)
+            return plain(x)
 
         saves = len(_again.collect(norm, norm, (x,), {}, -1)[0])
-        lean = _again.Lean(_again.IN_PLACE, 100)
+        norm.forward = forward
+        lean = Lean(_again.IN_PLACE, 100)
         self.addCleanup(lean.made.clear)
         y = lean.call(norm, forward, x)
         small = lean.made[y.grad_fn]
@@ -420,7 +432,7 @@ class CheapParts(unittest.TestCase):
 
     def test_writes_to_its_input(self):
         """A module that did not when its block was recorded."""
-        lean, x = _again.Lean(_again.IN_PLACE, 1), leaf(3) * 2
+        lean, x = Lean(_again.IN_PLACE, 1), leaf(3) * 2
         with self.assertRaisesRegex(Error, "^Tanh writes to its input and did not when its block was recorded"):
             lean.call(nn.Tanh(), lambda x: x.mul_(2).tanh(), x)
         relu = nn.ReLU(inplace=True)

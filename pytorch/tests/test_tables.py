@@ -254,7 +254,7 @@ class Recorded(unittest.TestCase):
 
     def profile(self, repeats=True, calls=(1,)):
         kind = type("Block", (), {})
-        return mock.Mock(calls=list(calls), needs=[5, 70_000, 6], untold={1: 300, 2: 40}, not_smaller={(kind, 0.5): "because"}, largest=lambda: 123, in_compiled=lambda: 456, most_outside=lambda: 789, repeats=lambda: repeats)
+        return mock.Mock(calls=list(calls), needs=[5, 70_000, 6], untold={1: 300, 2: 40}, not_smaller={(kind, 0.5): "because"}, largest=lambda: 123, in_compiled=lambda: 456, most_outside=lambda: 789, repeats=lambda: repeats, rewritten=[])
 
     def test_learnt(self):
         for measures in (True, False):
