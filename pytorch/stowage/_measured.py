@@ -7,6 +7,7 @@ time. Second passes may end before the last tensors that a block saves.
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 import types
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
@@ -244,7 +245,7 @@ class Blocks:
         shares, most = self._shares_of(u), self._whole.get(u, 0) + NOTICED
         sorts = []
         for i, kinds in enumerate(self._kinds.get(u.kind, [])):
-            took = int(self._lean.get(u, 0) * (sum(shares.get(k, 0.0) for k in kinds) if shares else 1.0)) + HOOK_LEAN * self._hooks.get(u, 0)
+            took = int(self._lean.get(u, 0) * (math.fsum(shares.get(k, 0.0) for k in kinds) if shares else 1.0)) + HOOK_LEAN * self._hooks.get(u, 0)
             if took <= most or not u.whole:
                 sorts.append(Sort(f"lean {i + 1}" if i else "lean", kinds, took))
         return sorts
@@ -477,7 +478,7 @@ class Blocks:
             took, own = (self._smaller.get(b, {}).get(u.kind, (0.0, 0))[1] for b in (c.budget, self._budget))
             return int(took * self._lean[u] / own) if own else took  # times may be those of steps under a plan
         shares = self._shares_of(u)
-        return int(self._lean.get(u, 0) * (1 - sum(shares.get(k, 0.0) for k in c.kept))) + HOOK_LEAN * hooks if c.lean else 0
+        return int(self._lean.get(u, 0) * (1 - math.fsum(shares.get(k, 0.0) for k in c.kept))) + HOOK_LEAN * hooks if c.lean else 0
 
     def count_hooks(self) -> None:
         """Lets what recomputing takes of the host count from now on."""
