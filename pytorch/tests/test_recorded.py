@@ -1,14 +1,21 @@
 """What recorded steps find out about each block, in small cases."""
 
 import itertools
+import random
 import unittest
 from unittest import mock
 
 from blocks import Block, stack
 from common import DEVICE, runtime, torch
+from noted import new
 from stowage import _profile
+from stowage._again import Refused, state
+from stowage._profile import Profile, Unit
+from stowage._smaller import OutOfMemory
 from stowage._sparing import check_sparingly
 from test_reports import Thing
+from torch import nn
+from zoo import leaf
 
 CPU = torch.device("cpu")
 
@@ -32,6 +39,161 @@ class Graphs(unittest.TestCase):
                 b.backward()
             units = rt._planner.units.list
             self.assertEqual([True, True, False, False], [u.retained for u in units], [u.name for u in units])
+
+
+class Budget:
+    """One that takes notes, with room for everything."""
+
+    readings = 3
+
+    def __init__(self, log):
+        self.log = log
+
+    def room(self):
+        return 1 << 30
+
+    def pause(self):
+        self.log.append("pause")
+
+    def resume(self):
+        self.log.append("resume")
+
+    def held_beyond(self):
+        return 17
+
+    def pass_now(self):
+        return 5, 4
+
+    def second_pass(self, run):
+        self.log.append("second")
+        return run(), 7, 3
+
+    def needs(self):
+        return [1, 2]
+
+
+class Again(Block):
+    """Does something else only when it runs again."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.other = act
+
+    def forward(self, x):
+        if state.again:
+            self.other()
+        return super().forward(x)
+
+
+class Profiles(unittest.TestCase):
+    """A profile on its own."""
+
+    def profile(self, **more):
+        step, calls = new()
+        self.log = []
+        p = Profile(CPU, step, set(), 1, Budget(self.log), Refused(), **more)
+        self.addCleanup(p.close)
+        return p
+
+    def run_block(self, p, module, x=None, name="block"):
+        u = Unit(name, module, None)
+        return u, p.forward(u, module.forward, (leaf(3, 8) * 2 if x is None else x,), {})
+
+    def test_a_call_that_fails(self):
+        """It leaves no trace in the thread, and is no call."""
+        p, u = self.profile(), Unit("block", Block(), None)
+
+        def fail(x):
+            self.assertIs(p.stack[-1], state.lean.to)
+            raise KeyError("of the block")
+
+        outer = object()
+        with mock.patch.object(state, "lean", outer):
+            with self.assertRaisesRegex(KeyError, "of the block"):
+                p.forward(u, fail, (leaf(3, 8),), {})
+            self.assertIs(outer, state.lean)
+        self.assertEqual(([], []), (p.stack, p.calls))
+        self.assertEqual(1, p.count[u])
+
+    def test_the_backward_pass(self):
+        """What is tried is no part of the step: the budget is told, and the step is quiet meanwhile."""
+        p = self.profile()
+        u, y = self.run_block(p, Again(lambda: self.log.append(p.step.quiet)))
+        (call,) = p.calls
+        self.assertEqual([], self.log)
+        y.sum().backward()
+        self.assertEqual(["pause", "second", True, "second", True, True, "resume"], self.log)
+        self.assertEqual((False, 0), (p.step.quiet, state.again))
+        self.assertEqual((True, True, ""), (u.whole, u.lean, u.why))
+        self.assertEqual(({"GeluBackward0"}, {}), (p.refused.tried, dict(p.refused)))
+        self.assertEqual(((7, 3), 7, 17), (p.again[call], p.dropping[call], p.held_before[call]))
+        self.assertEqual({len(p.ops) - 1: 17}, p.held_then)
+        self.assertEqual([("begin", 0), ("save", 0), ("load", 3)], [(kind, mark) for (kind, _, _), mark in zip(p.ops, p.marks)])
+        order = [call.began, call.ended, call.loaded, *p.whole_times[call], call.resumed]
+        self.assertEqual(sorted(order), order)
+        self.assertTrue(all(stamp > 0 for stamp in order))
+        self.assertEqual((None, None, None, []), (call.again, call.around, call.random, call.weights))
+
+    def test_random_numbers_of_a_second_pass(self):
+        """Those that it draws from Python are not missing later."""
+        p = self.profile()
+        _, y = self.run_block(p, Again(lambda: random.random()))
+        before = random.getstate()
+        y.sum().backward()
+        self.assertEqual(before, random.getstate())
+
+    def test_attributes_of_a_second_pass(self):
+        block = Again(lambda: setattr(block, "number", 2))
+        block.number = 1
+        p = self.profile()
+        _, y = self.run_block(p, block)
+        y.sum().backward()
+        self.assertEqual(1, block.number)
+
+    def test_a_second_pass_that_fails(self):
+        """A step goes on; memory that runs out says nothing of the block."""
+        for error, why in ((KeyError("again"), "its second forward pass failed (KeyError: 'again')"), (OutOfMemory(), "")):
+            def fail():
+                raise error
+
+            p = self.profile()
+            u, y = self.run_block(p, Again(fail))
+            y.sum().backward()
+            self.assertEqual(((False, False) if why else (None, None), why, "resume", False), ((u.whole, u.lean), u.why, self.log[-1], p.step.quiet))
+
+    def test_retained_before(self):
+        """A call whose graph is not retained does not take back what another said."""
+        p = self.profile()
+        module = Block()
+        u, a = self.run_block(p, module)
+        b = p.forward(u, module.forward, (a,), {})
+        u.retained = True
+        b.sum().backward()
+        self.assertTrue(u.retained)
+
+    def test_what_is_no_dense_tensor(self):
+        """It has no storage, and takes nothing."""
+
+        class Sparse(nn.Module):
+            def forward(self, x):
+                return torch.sparse.mm(torch.eye(8).to_sparse(), x.t()).t() * 2
+
+        p = self.profile()
+        _, y = self.run_block(p, Sparse())
+        (call,) = p.calls
+        self.assertEqual([0], [e.bytes for e in call.entries if e.storage == 0])
+
+    def test_what_ranks_agree_on(self):
+        """Only that is tried."""
+        for agreed, tried in ((set(), []), ({("block", 0, "lean")}, []), ({("block", 0, "whole")}, ["second"] * 2), ({("block", 1, "whole")}, []), ({("block", 0, "sparingly")}, ["second"] * 2)):
+            p = self.profile(agreed=agreed)
+            u, y = self.run_block(p, Block())
+            y.sum().backward()
+            self.assertEqual(tried, [x for x in self.log if x == "second"])
+            self.assertEqual(("block", 0, "lean") in agreed, bool(p.lean_times))
+            ((name, (need, room, away)),) = p.rooms.items()
+            self.assertEqual((("block", 0), 1 << 30, 0), (name, room, away))
+            self.assertGreater(need, 0)
 
 
 class Sparing(unittest.TestCase):

@@ -322,6 +322,23 @@ class Recorded(unittest.TestCase):
         self.assertIsNone(planner.begin("k"))
         self.assertEqual({}, planner.keys)
 
+    def test_a_plan_that_offloads_is_tried(self):
+        """With a limit that leaves room for copies; what else a measured step held is held again, and what it exceeded the budget by is left."""
+        for measures, flat, limit in ((False, SIZE, 5000 + SIZE // 32), (True, 2 * SIZE, SIZE // 2 + SIZE - SIZE // 4 - 900 - SIZE // 128 - SIZE // 64), (True, SIZE // 2, SIZE // 2 - SIZE // 64), (True, 10, 5000 + SIZE // 32)):
+            for solved, seconds, stage in (((None, TooSmall("no")), 1.0, "settled"), (({UNITS[0]: Choice(offload=True)}, 0.98), 1.0, "offload"), (({UNITS[0]: Choice(offload=True)}, 0.995), 1.0, "settled"), (({UNITS[0]: Choice(lean=True)}, 0.5), 1.0, "settled")):
+                planner, known = self.planner(measures), Key()
+                planner._found = Played(1, random.Random(1))
+                planner.units.rewrap = planner._budget.expect = lambda *_: None
+                plan = Plan({}, {}, {}, {}, {"peak": SIZE // 2})
+                known.plan, known.limit, known.flat, known.peak, known.over, known.times, known.steps = plan, 5000, flat, SIZE // 4, 900, [1.0], 7
+                other = solved if solved[0] is None else (Plan(solved[0], {}, {}, {}, {"step_ns": int(1e9 * solved[1]), "peak": 1}), None)
+                with mock.patch.object(planner, "_attempt", side_effect=lambda make: self.assertEqual(limit, known.limit) or other):
+                    planner._try_offload("k", known, plan, seconds)
+                self.assertEqual((stage, limit if stage == "offload" else 5000), (known.stage, known.limit))
+                self.assertEqual((plan, 5000), known.other)
+                self.assertEqual(([], 0) if stage == "offload" else ([1.0], 7), (known.times, known.steps))
+                self.assertIs(other[0] if stage == "offload" else plan, known.plan)
+
     def test_who_asks_for_ranks(self):
         planner = self.planner()
         planner._found = None
