@@ -11,10 +11,15 @@ class Calls:
 
     def __init__(self):
         self.log, self.last, self.returned, self.held, self.berths = [], 0, [], (), {}
-        self.fail = None
+        self.fail = self.step = None
+
+    def note(self, call):
+        """Notes a call: autograd has other threads, so that the step's lock must be held."""
+        assert self.step is None or self.step.lock.locked(), call
+        self.log.append(call)
 
     def _said(self, *call):
-        self.log.append(call)
+        self.note(call)
         if self.fail is not None:
             fail, self.fail = self.fail, None
             raise fail
@@ -34,7 +39,7 @@ class Calls:
         return self._said("release", group)
 
     def rows(self, id):
-        self.log.append(("rows", id))
+        self.note(("rows", id))
         return self.berths.get(id, 0)
 
     def end(self, failed):
@@ -55,21 +60,22 @@ class Noted:
         self.calls, self.marks = calls, 0
 
     def before_call(self):
-        self.calls.log.append("before")
+        self.calls.note("before")
 
     def after_call(self):
-        self.calls.log.append("after")
+        self.calls.note("after")
 
     def saved(self, id, bytes):
-        self.calls.log.append(("saved", id, bytes))
+        self.calls.note(("saved", id, bytes))
 
     def released(self, ids):
-        self.calls.log.append(("released", *ids))
+        self.calls.note(("released", *ids))
 
     def end(self):
-        self.calls.log.append("measured")
+        self.calls.note("measured")
 
     def mark(self):
+        assert self.calls.step.lock.locked()
         self.marks += 1
         return self.marks
 
@@ -77,7 +83,8 @@ class Noted:
 def new(outside=None, least=1, moves=lambda name: name != "stays", weights=(), budget=False):
     """Returns a step, and its library."""
     calls = Calls()
-    return Step(calls, CPU, least, moves, outside, set(weights), set(), [], Noted(calls) if budget else None), calls
+    calls.step = Step(calls, CPU, least, moves, outside, set(weights), set(), [], Noted(calls) if budget else None)
+    return calls.step, calls
 
 
 class Graphed(torch.autograd.Function):
@@ -86,3 +93,8 @@ class Graphed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x.clone()
+
+
+def release_dead(step):
+    with step.lock:
+        step.release_dead()

@@ -7,6 +7,7 @@ import unittest
 import torch
 from blocks import Block, Compared, Stack, planned, train
 from common import same
+from stowage._managed import Wrapped
 
 STEPS = 4
 
@@ -93,6 +94,24 @@ class Copies(Compared):
             block.scale = 0.5
 
         self.each(copy.copy, change, Stated)
+
+    def test_a_method_of_its_own(self):
+        """A module that has another forward method has it again, and so has its copy."""
+        module, own = Block(), lambda x: x + 1
+        module.forward = own
+        first = Wrapped(module, lambda forward, args, kwargs: forward(*args, **kwargs) * 2)
+        self.assertEqual((4, False), (module.forward(1), module.forward is own))
+        for other in (copy.copy(module), module._replicate_for_data_parallel()):
+            self.assertIs(own, other.__dict__["forward"])
+            self.assertFalse({"__getstate__", "_replicate_for_data_parallel"} & set(other.__dict__))
+        second = Wrapped(module, lambda forward, args, kwargs: forward(*args, **kwargs) + 5)
+        first.remove()  # which another one has the place of
+        self.assertEqual(9, module.forward(1))
+        second.remove()
+        self.assertIs(first, module.forward)
+        first.remove()
+        self.assertIs(own, module.__dict__["forward"])
+        self.assertFalse({"__getstate__", "_replicate_for_data_parallel"} & set(module.__dict__))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """What a step counts, what it tells of rows and of blocks under a plan, and its records. The library here does nothing by itself."""
 
+import contextlib
 import dataclasses
 import unittest
 from unittest import mock
 
 from common import DEVICE, torch
-from noted import CPU, new
+from noted import CPU, new, release_dead
 from stowage import _again, _step
+from stowage._again import state
 from stowage._errors import Error
 from stowage._managed import Following, Passes, Units
 from stowage._measured import Cast, Choice
@@ -144,11 +146,11 @@ class OfRows(unittest.TestCase):
         self.assertEqual(storage_of(got)._cdata, storage_of(again)._cdata)
         self.assertEqual((64, torch.Size([4, 4])), (storage_of(got).nbytes(), got.shape))
         del one, again
-        step.release_dead()
+        release_dead(step)
         self.assertEqual([], calls.taken())  # somebody reads it
         self.assertEqual([(2, [2])], list(step.dead))
         del got
-        step.release_dead()
+        release_dead(step)
         self.assertEqual([("release", 2)], calls.taken())
         self.assertEqual({}, step.views)
         self.assertEqual(y.data_ptr(), step.unpack(two).data_ptr())
@@ -179,12 +181,13 @@ class OfRows(unittest.TestCase):
             one = step.pack(x)
         calls.berths[2] = berth.data_ptr()
         step.take_back([2])
-        got = step.unpack(one)
+        with mock.patch.object(_step, "storage_at", lambda *given: self.assertTrue(step.lock.locked()) or storage_at(*given)):
+            got = step.unpack(one)
         calls.taken()
         self.assertFalse(step.viewed([1]))
         self.assertTrue(step.viewed([1, 2]))
         del plain
-        step.release_dead()
+        release_dead(step)
         self.assertEqual([("release", 1)], calls.taken())
         del got
         self.assertFalse(step.viewed([1, 2]))
@@ -340,6 +343,29 @@ class Blocks(unittest.TestCase):
         u.left_alone = True
         now.forward(u, u.module.forward, (leaf(3) * 2,), {})
         self.assertEqual([], calls.taken())
+
+    def test_what_runs_inside(self):
+        """A block knows that it is made again, and what is cheap in it; afterwards, and after an exception, the thread is as it was."""
+        for choice, lean, whole in ((Choice(), object, ("outer",)), (Choice(whole=True), None, ("outer", "u")), (Choice(lean=True), _again.Lean, ("outer",)), (Choice(offload=True), object, ("outer",))):
+            for fails in (False, True):
+                now, u, step, calls = self.follow(choice)
+                before, seen = (object(), ("outer",)), []
+                u.parent = Unit("block around", nn.Tanh(), None)
+
+                def forward(x):
+                    seen.append((state.lean, state.whole))
+                    if fails:
+                        raise KeyError("of the block")
+                    return x.tanh()
+
+                with mock.patch.multiple(state, lean=before[0], whole=before[1]):
+                    with self.assertRaises(KeyError) if fails else contextlib.nullcontext():
+                        now.forward(u, forward, (leaf(3),), {})
+                    self.assertEqual(before, (state.lean, state.whole))
+                ((had, units),) = seen
+                self.assertEqual(whole, tuple("u" if x is u else x for x in units))
+                self.assertTrue(had is None if lean is None else had is before[0] if lean is object else type(had) is lean, (choice, had))
+                self.assertFalse(had.made if lean is _again.Lean else {})
 
     def test_parts_of_a_block(self):
         """A part that keeps everything is not offloaded, made lean or recomputed with its block, if the plan counts it."""

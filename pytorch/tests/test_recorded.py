@@ -2,14 +2,17 @@
 
 import itertools
 import random
+import threading
 import unittest
 from unittest import mock
 
-from blocks import Block, stack
+from blocks import Block, choices, one_pass, planned, stack, train
 from common import DEVICE, runtime, torch
 from noted import new
 from stowage import _profile
 from stowage._again import Refused, state
+from stowage._errors import Error
+from stowage._planned import RECORDED
 from stowage._profile import Profile, Unit
 from stowage._smaller import OutOfMemory
 from stowage._sparing import check_sparingly
@@ -39,6 +42,44 @@ class Graphs(unittest.TestCase):
                 b.backward()
             units = rt._planner.units.list
             self.assertEqual([True, True, False, False], [u.retained for u in units], [u.name for u in units])
+
+
+class Followed(unittest.TestCase):
+    def test_wrong_use(self):
+        """In a step that follows a plan, of which the library is not told."""
+        model = stack(Block, 2)
+        with planned(model, "whole") as rt:
+            train(model, one_pass, RECORDED + 1, rt)
+            self.assertIn("recompute", choices(rt).values())
+            with rt.step():
+                self.assertIsNone(rt._step)
+                with self.assertRaisesRegex(Error, r"attach\(\) is called inside of a step"):
+                    rt.attach(stack(Block, 2))
+                with self.assertRaisesRegex(Error, "^a step is under way; end it before the next one begins"), rt.step():
+                    self.fail("it began")
+                said = []
+
+                def other():
+                    try:
+                        rt.step().__enter__()
+                    except Error as e:
+                        said.append(str(e))
+
+                thread = threading.Thread(target=other)
+                thread.start()
+                thread.join()
+                self.assertEqual(["a step is under way in another thread; end it before the next one begins"], said)
+            self.assertIsNone(rt._now)
+
+    def test_rows_that_are_never_stashed(self):
+        """A report says so, and of those that are it does not."""
+        for stashed in ("a", "b"):
+            with runtime(policy={"a": "stash", "b": "stash"}) as rt:
+                with rt.step():
+                    x = rt.stash(leaf(4, 8) * 2, torch.tensor(2), name=stashed)
+                    x.sin().sum().backward()
+                self.assertEqual(stashed == "b", "group 'a' is kept because" in rt.report())
+                self.assertEqual(stashed == "a", "group 'b' is kept because" in rt.report())
 
 
 class Budget:
