@@ -473,6 +473,38 @@ class Alone(unittest.TestCase):
         b.begin("")
         self.assertEqual(1075 + 9000, b.other)
 
+    def test_what_is_too_small(self):
+        """By how much a step exceeded it, and a measured step that held more beside saved tensors."""
+        library, memory = Fake(), Allocator(1000)
+        b = _budget.Budget(25600, memory, library, lambda: {"weights": 900, "gradients": 0}, lambda: 50)
+        b.begin("")
+        e = b.outgrown(30000)
+        self.assertEqual((25600, 30000 + 30000 // 255 + 1), (e.budget, e.least))
+        self.assertEqual({"weights": 900, "gradients": 50, "temporaries and others": 29050}, e.held)
+        b.other = 25600
+        b.check()
+        b.other = 25601
+        with self.assertRaises(stowage.BudgetError) as raised:
+            b.check()
+        self.assertEqual({"weights": 900, "gradients": 50, "temporaries and others": 24651}, raised.exception.held)
+        b.measuring = False
+        b.check()
+
+    def test_a_step_that_grows_is_measured_again(self):
+        """Not if its peak was there before it began, nor if it is just the budget."""
+        for high, peak, measured in ((1000, 25600, 2), (1000, 25601, 0), (25000, 25600, 2)):
+            library, memory = Fake(), Allocator(1000)
+            b = _budget.Budget(25600, memory, library, dict, lambda: 0)
+            for _ in range(2):
+                b.begin("")
+                b.end()
+            memory.high = high
+            b.begin("")
+            self.assertFalse(b.measuring)
+            memory.high = peak
+            b.end()
+            self.assertEqual(measured, b._extra.measured)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,15 +1,18 @@
 """Wrong use of forecasts, and their notes. SPEC S6.4."""
 
 import contextlib
+import json
 import pathlib
 import tempfile
 import threading
+import types
 import unittest
 import warnings
+from unittest import mock
 
 from blocks import Block, Stack, stack
 from common import stowage, torch
-from stowage import _explain, _trace
+from stowage import _explain, _forecast, _trace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import Mixture
@@ -131,7 +134,152 @@ class WrongUse(unittest.TestCase):
         self.assertIn("give gpu=", str(stowage.plan(nn.Linear(4, 4), torch.randn(2, 4))))
 
 
+class Rules(unittest.TestCase):
+    """What forecasts say at their limits, and what they take."""
+
+    def forecast(self, peak, budget=None, usable=None, **more):
+        f = _forecast.Forecast("Net", {"weights": 10, "gradients": 0, "optimizer": 5, "saved": 0, "other": 0}, [], peak, "the loss", 1, {}, 7)
+        f.budget, f.usable = budget, usable
+        for name, x in more.items():
+            setattr(f, name, x)
+        return f
+
+    def test_limits(self):
+        planned = lambda budget: _forecast.Planned(budget, 1, 1, {}, 0, 0, 0, 0)
+        for f, fits, words in (
+            (self.forecast(100), None, "give gpu= to know whether it fits"), (self.forecast(100, 100), True, "it fits: 0 B of the budget of 100 B are left"), (self.forecast(101, 100, 200), False, "it does not fit if everything is kept (1 B more than the budget"),
+            (self.forecast(100, None, 100), True, "it fits: 0 B of the 100 B that PyTorch can have are left"), (self.forecast(90, 100, 50), True, "it fits: 10 B of the budget"), (self.forecast(100, 50, 300, plan=planned(50)), False, "and stowage.Runtime(budget=50) would hold it"),
+            (self.forecast(100, 23), False, "a budget may hold it by offloading"), (self.forecast(100, 22), False, "it does not fit: it takes 78 B more than the budget of 22 B"), (self.forecast(100, 50, saved_peak=0), False, "it does not fit: it takes 50 B more than"),
+            (self.forecast(100, 50, 60, least=planned(60)), False, "the smallest budget that can be kept is 60 B (60 bytes)"), (self.forecast(100, 50, 60, least=planned(61)), False, "no budget would fit: a step needs at least 61 B"), (self.forecast(100, 50, least=planned(61)), False, "no budget would fit"),
+        ):
+            self.assertIs(fits, f.fits)
+            self.assertIn(words, f.verdict())
+            self.assertEqual({**f.to_dict()}, json.loads(f.to_json()))
+        self.assertGreater(len(f.to_json().splitlines()), 10)
+
+    def test_sizes_as_arguments(self):
+        for n, want in ((3 << 30, '"3GiB"'), (1536 << 20, '"1536MiB"'), (5 << 20, '"5MiB"'), ((1 << 30) + 1, str((1 << 30) + 1)), (1024, "1024")):
+            self.assertEqual(want, _forecast._written(n))
+
+    def test_the_library_is_closed(self):
+        for wrong in (False, True):
+            with mock.patch.object(_forecast, "Library") as library:
+                with contextlib.suppress(KeyError), _forecast._library() as made:
+                    self.assertIs(library.return_value, made)
+                    made.close.assert_not_called()
+                    if wrong:
+                        raise KeyError
+                made.close.assert_called_once_with()
+
+    def test_examples(self):
+        x, y = torch.zeros(2), torch.ones(3)
+        for example, want in ((x, ((x,), {})), ((x, y), ((x, y), {})), ([x, 3], ((x, 3), {})), ({"a": x}, ((), {"a": x})), (lambda: x, ((x,), {})), (lambda: {"b": 1}, ((), {"b": 1}))):
+            args, kwargs = _forecast._arguments(example)
+            self.assertEqual((list(map(id, want[0])), {k: id(v) for k, v in want[1].items()}), (list(map(id, args)), {k: id(v) for k, v in kwargs.items()}))
+
+    def test_losses(self):
+        a, b, plain = torch.tensor(2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3)
+        space = types.SimpleNamespace
+        summed = ["the sum of what the model returns was taken as loss; give loss= to count what yours holds"]
+        for out, want, said in (({"loss": a, "out": b}, 2.0, []), (space(loss=a), 2.0, []), (a, 2.0, []), ((a, plain), 2.0, []), (b, 3.0, summed), ([a, b, plain], 5.0, summed), ({"loss": 3, "out": b}, 3.0, summed), ({"out": (b, b)}, 6.0, summed)):
+            notes = []
+            self.assertEqual((want, said), (float(_forecast._default_loss(notes, out)), notes))
+        with self.assertRaisesRegex(stowage.Error, "takes a gradient"):
+            _forecast._default_loss([], (plain, 3))
+
+
+class Updates(unittest.TestCase):
+    """Optimisers of forecasts, on their own."""
+
+    def tracer(self, model, rates=None):
+        t = _forecast._Tracer(model, torch.zeros(1), torch.device("cpu"), None, None, None)
+        t.rates = rates
+        return t
+
+    def update(self, given, rates=None, model=None):
+        model = nn.Linear(4, 4) if model is None else model
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        t, live = self.tracer(model, rates), _trace.Live(torch.device("cpu"), set())
+        return t._update(model, given, live), t.notes, live
+
+    def test_ways_to_update(self):
+        """All weights at once, if this PyTorch does so on a GPU and can be traced; one by one if it is fused."""
+        seen = []
+
+        class Mine(torch.optim.SGD):
+            def __init__(self, params, **more):
+                super().__init__(params, lr=1.0)
+                self.param_groups[0].update(more)
+
+            def step(self):
+                seen.append((self.param_groups[0].get("foreach"), self.param_groups[0].get("fused")))
+                if self.param_groups[0].get("foreach") and self.fails:
+                    raise NotImplementedError("foreach")
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["mine"] = self.state[p].get("mine", torch.zeros(7))
+
+        note = ["this PyTorch cannot trace temporaries of optimisers that update all weights at once (foreach=True)"]
+        for foreach, rates, more, fails, want, notes in (
+            (True, "rates", {}, False, [(True, None)], []), (True, "rates", {}, True, [(True, None), (False, None)], note), (False, "rates", {}, False, [(None, None)], []), (True, None, {}, False, [(None, None)], []),
+            (True, "rates", {"fused": True}, False, [(False, None)], []), (True, "rates", {"foreach": False}, True, [(False, None)], []),
+        ):
+            seen.clear()
+            Mine.fails = fails
+            with mock.patch.object(_forecast, "FOREACH", foreach):
+                state, said, _ = self.update(lambda params: Mine(params, **{"foreach": None, **more}), rates)
+            self.assertEqual((2 * 7 * 4, notes, want), (state, said, list(dict.fromkeys(seen))))
+
+    def test_state_and_temporaries(self):
+        """The state is what the first step makes; what the second one makes beside it is noted."""
+        state, notes, live = self.update(lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.9, weight_decay=0.1))
+        self.assertEqual((20 * 4, []), (state, notes))
+        self.assertGreater(live.peak, 0)
+        self.assertEqual((0, []), self.update(None)[:2])
+
+    def test_wrong_use(self):
+        class Fails(torch.optim.SGD):
+            def step(self):
+                raise self.error
+
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        for error in (NotImplementedError("no"), ValueError("no")):
+            Fails.error = error
+            with self.assertRaisesRegex(stowage.Error, rf"^plan: Fails cannot run on the cpu device \({type(error).__name__}: no\); give optimizer=None"):
+                self.update(lambda params: Fails(params, lr=1))
+        for given, model, want in (("adam", frozen, "no parameter of the model takes a gradient"), (lambda params: 1 / 0, None, r"cannot be made from the parameters \(ZeroDivisionError: division by zero\)")):
+            with self.assertRaisesRegex(stowage.Error, want):
+                self.update(given, model=model)
+
+        def sentence(params):
+            raise stowage.Error("a sentence")
+
+        with self.assertRaisesRegex(stowage.Error, "^a sentence$"):
+            self.update(sentence)
+
+
 class Copies(unittest.TestCase):
+    def test_storages(self):
+        """Tensors of a copy share what those of the model share, with other types too."""
+        model = nn.Linear(4, 4)
+        model.both = model.weight
+        flat = torch.arange(8, dtype=torch.float32)
+        model.register_buffer("part", flat[2:6].view(2, 2).t())
+        model.register_buffer("bits", flat.view(torch.int32)[1:])
+        for device in ("cpu", "meta"):
+            made = _trace.copy_of(model, torch.device(device))
+            self.assertIs(made.both, made.weight)
+            self.assertEqual(_trace.storages(made.buffers()), {**_trace.storages([made.part])})
+            for (name, a), (_, b) in zip([*model.named_buffers(), *model.named_parameters()], [*made.named_buffers(), *made.named_parameters()]):
+                self.assertEqual((a.dtype, a.size(), a.stride(), a.storage_offset(), a.requires_grad, device), (b.dtype, b.size(), b.stride(), b.storage_offset(), b.requires_grad, b.device.type), name)
+                self.assertNotEqual(a.data_ptr(), b.data_ptr() or 1)
+                if device == "cpu":
+                    self.assertTrue(torch.equal(a, b), name)
+        example = {"x": [torch.ones(2, 3).t().requires_grad_(), 3, "a"]}
+        for device in ("cpu", "meta"):
+            x, *rest = _trace.like(example, torch.device(device))["x"]
+            self.assertEqual(([3, "a"], (3, 2), (1, 3), True, device), (rest, tuple(x.size()), x.stride(), x.requires_grad, x.device.type))
+
     def test_tensors_of_models(self):
         """Parameters, buffers and attributes are found, also in lists and dicts of lists, and no deeper."""
         model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
