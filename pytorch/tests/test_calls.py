@@ -296,6 +296,20 @@ class Told(unittest.TestCase):
         with self.assertRaisesRegex(Error, "is at version 2, and version 1 was saved"):
             step.unpack(kept)
 
+    def test_an_address_that_another_storage_has(self):
+        """A record that is forgotten does not take the place of the newer one with it."""
+        step, calls = new()
+        with _step.InGroup(step, "g"):
+            one, two = step.pack(torch.zeros(4) + 1), step.pack(torch.zeros(4) + 2)
+        old, other = one.record, two.record
+        at = old.address
+        step.at[at] = other
+        step.forget([old.id, 77])
+        self.assertIs(other, step.at[at])
+        step.at[at] = old
+        step.forget([old.id])
+        self.assertNotIn(at, step.at)
+
     def test_memory_that_comes_and_goes(self):
         """The library may ask for memory before it returns what it had, twice even: the oldest is returned first."""
         step, calls = new()

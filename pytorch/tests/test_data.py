@@ -200,7 +200,7 @@ class Anything(unittest.TestCase):
             import numpy
         except ImportError:
             self.skipTest("there is no NumPy")
-        for make, roll in ((lambda: random.Random(1), lambda g: g.random()), (lambda: torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))), (lambda: numpy.random.RandomState(1), lambda g: g.rand()), (lambda: numpy.random.default_rng(1), lambda g: g.random())):
+        for make, roll in ((lambda: random.Random(1), lambda g: g.random()), (lambda: torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))), (lambda: numpy.random.RandomState(1), lambda g: g.rand()), (lambda: numpy.random.default_rng(1), lambda g: g.random()), (lambda: numpy.random.Generator(numpy.random.MT19937(1)), lambda g: g.random())):
             given, other = Space(noise=make()), make()
             before = Before((), [given])
             want = [roll(other) for _ in range(4)]
@@ -237,6 +237,23 @@ class Anything(unittest.TestCase):
             before = Before((), many)
             many[-1][0] = 1
             self.assertEqual(n >= MOST, before.same(()), n)
+
+    def test_functions_are_no_data(self):
+        """What they count stays counted."""
+
+        def count():
+            count.calls += 1
+
+        class Counter:
+            calls = 0
+
+        count.calls = 0
+        before = Before((), [count, Counter, {"f": count}])
+        count()
+        with before:
+            count()
+            Counter.calls = 3
+        self.assertEqual((2, 3), (count.calls, Counter.calls))
 
     def test_results_stay(self):
         """What a block puts somewhere is the first pass's, and the rest of the place is as it was."""

@@ -99,7 +99,7 @@ class Made:
             if inside and i == 1:
                 self.forward(inside.pop(), number, call)
             s = draw.choice([self.storage()] * 4 + [*p.bytes, *call.inputs][-3:] + [901] * (i == 2))
-            n = 0 if s in p.weights else p.bytes.get(s) or draw.choice([40, 60, 200, 300, 500, 800, 1500])
+            n = 0 if s in p.weights else p.bytes.get(s) or draw.choice([40, 60, LEAST, 200, 300, 500, 800, 1500])
             how = draw.choice(["", "", "recipe", "small", "outer"]) if n >= LEAST and not u.compiled else ""
             kind = draw.choice(KINDS) if how else ""
             entry = Thing(storage=s, bytes=n, recipe=True if how in ("recipe", "outer") else None, small=True if how == "small" else None, kind=kind, around=draw.choice([kind, kind, "GELU", ""]) if how else "", outer=how == "outer", cached=kind == CAST or n > 0 and draw.random() < 0.05)

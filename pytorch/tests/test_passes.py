@@ -432,6 +432,59 @@ class CheapParts(unittest.TestCase):
         z.sum().backward()
         self.assertEqual(({}, None), (small.values, small.y))
 
+    def test_results_that_were_written(self):
+        """By the module itself they may be, and by nobody else later without a history."""
+
+        class Doubles(nn.Module):
+            def forward(self, x):
+                return x.tanh().mul_(2).add_(1)
+
+        for later, good in ((lambda y: None, True), (lambda y: y.detach().add_(1), False)):
+            lean, module = Lean(_again.IN_PLACE, 1), Doubles()
+            self.addCleanup(lean.made.clear)
+            y = lean.call(module, module.forward, leaf(6, 8) * 2)
+            later(y)
+            recipe = _again.recipe(y, lean.made)
+            self.assertEqual(good, recipe is not None)
+            if good:
+                self.assertEqual("Doubles", recipe.kind)
+                self.assertTrue(same(y, recipe.value()))
+
+    def test_results_of_a_second_pass_are_not_held(self):
+        """A module that keeps its output keeps no list of what was saved."""
+        kept = []
+
+        def forward(x):
+            kept.append(x.exp().exp())
+            return kept[0]
+
+        made, out = _again.collect(forward, nn.Tanh(), (leaf(3),), {}, -1)
+        self.assertEqual(2, len(made))
+        alive = [weakref.ref(t) for t in made]
+        del made, out
+        self.assertEqual([None, None], [weak() for weak in alive])
+
+    def test_first_versions_count(self):
+        w = nn.Parameter(torch.zeros(2))
+        whole = _again.Whole(nn.Tanh(), nn.Tanh(), (), {}, CPU, _again.IN_PLACE, before=_before.Before())
+        whole.note(w)
+        with torch.no_grad():
+            w.add_(1)
+        whole.note(w)
+        self.assertEqual([0], [version for _, version in whole.weights.values()])
+
+    def test_the_end_of_a_step(self):
+        """What takes times leads to modules, and is let go of."""
+        lean = Lean(_again.IN_PLACE, 1, timed=lambda kind, make: make())
+        whole = _again.Whole(nn.Tanh(), nn.Tanh(), (leaf(3),), {"a": leaf(2)}, CPU, _again.IN_PLACE, lambda run: run(), before=_before.Before())
+        whole.values, whole.weights, whole.modes = {0: 1}, {1: 2}, [3]
+        lean.close()
+        whole.close()
+        self.assertIsNone(lean.timed)
+        self.assertEqual([None] * 6 + [[], {}, {}], [getattr(whole, name) for name in ("module", "inputs", "norms", "before", "given", "timed", "modes", "weights", "values")])
+        with self.assertRaisesRegex(Error, "after its step"):
+            whole.unpack(0)
+
     def test_writes_to_its_input(self):
         """A module that did not when its block was recorded. The error leaves no cycle, which would hold the input."""
         lean, x = Lean(_again.IN_PLACE, 1), leaf(3) * 2

@@ -1,5 +1,6 @@
 """What recorded steps find out about each block, in small cases."""
 
+import contextlib
 import itertools
 import random
 import threading
@@ -7,9 +8,9 @@ import unittest
 from unittest import mock
 
 from blocks import Block, choices, one_pass, planned, stack, train
-from common import DEVICE, runtime, torch
+from common import DEVICE, runtime, stowage, torch
 from noted import new
-from stowage import _profile
+from stowage import _again, _profile
 from stowage._again import Refused, state
 from stowage._errors import Error
 from stowage._planned import RECORDED
@@ -70,6 +71,15 @@ class Followed(unittest.TestCase):
                 thread.join()
                 self.assertEqual(["a step is under way in another thread; end it before the next one begins"], said)
             self.assertIsNone(rt._now)
+
+    def test_closed_at_its_end(self):
+        for fails in (False, True):
+            with contextlib.suppress(KeyError), stowage.Runtime(budget="1GiB", device="cpu") as rt:
+                self.assertIsInstance(rt, stowage.Runtime)
+                if fails:
+                    raise KeyError
+            with self.assertRaisesRegex(Error, "^this runtime is closed"), rt.step():
+                self.fail("it began")
 
     def test_rows_that_are_never_stashed(self):
         """A report says so, and of those that are it does not."""
@@ -174,6 +184,21 @@ class Profiles(unittest.TestCase):
         self.assertEqual(sorted(order), order)
         self.assertTrue(all(stamp > 0 for stamp in order))
         self.assertEqual((None, None, None, []), (call.again, call.around, call.random, call.weights))
+
+    def test_what_second_passes_keep(self):
+        """The first and the timed one make everything; one more keeps nothing."""
+        p, needs = self.profile(), []
+
+        def collect(forward, module, args, kwargs, need, **more):
+            needs.append(need)
+            return _again.collect(forward, module, args, kwargs, need, **more)
+
+        _, y = self.run_block(p, Block())
+        (call,) = p.calls
+        with mock.patch.object(_profile, "collect", collect):
+            y.sum().backward()
+        n = len(call.all)
+        self.assertEqual([n, 0, n], needs)
 
     def test_random_numbers_of_a_second_pass(self):
         """Those that it draws from Python are not missing later."""

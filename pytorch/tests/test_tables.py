@@ -137,9 +137,9 @@ class Decisions(Table):
         def any_plan(offload):
             choices = {}
             for u in UNITS:
-                how = draw.choice(["keep", "whole", "lean", "offload"] if offload else ["keep", "whole", "lean"])
+                how = draw.choice(["keep", "whole", "lean", "offload"] if offload else ["keep", "whole", "lean", "smaller"])
                 if how != "keep":
-                    choices[u] = Choice(**{how: True})
+                    choices[u] = Choice(True, budget=0.5) if how == "smaller" else Choice(**{how: True})
             return Plan(choices, {}, {}, {}, answer(f"p{next(plans)}", draw.randrange(3), draw))
 
         def best(divisions, choose, limit, offload, everything=False):
@@ -197,7 +197,7 @@ class Decisions(Table):
                 return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, draw.choice([0.0, 1.0])
 
         measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
-        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: mock.Mock()):
+        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: types.SimpleNamespace(close=lambda: said.append("close"))):
             settled, before = 0, {}
             for turn in range(30 if calm else 14):
                 event = ""
@@ -222,7 +222,7 @@ class Decisions(Table):
                 yield f"{turn} {event}: {'; '.join(said)}"
                 said.clear()
                 fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last")}
-                fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS))
+                fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS), why=[u.why for u in UNITS])
                 yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if before.get(name) != str(x))
                 before = {name: str(x) for name, x in fields.items()}
                 shown = lambda plan: plan.answer["name"] + ":" + ",".join(f"{u.name} {c}" for u, c in plan.choices.items())
@@ -338,6 +338,27 @@ class Recorded(unittest.TestCase):
                 self.assertEqual((plan, 5000), known.other)
                 self.assertEqual(([], 0) if stage == "offload" else ([1.0], 7), (known.times, known.steps))
                 self.assertIs(other[0] if stage == "offload" else plan, known.plan)
+
+    def test_a_plan_to_hope_for(self):
+        """The one that recomputes everything is followed if it may fit and forecasts say that it does not, on all ranks."""
+        plan = Plan({UNITS[0]: Choice(whole=True)}, {}, {}, {}, {})
+        for strongest, others, hopes in (((99, 101, plan), True, True), ((100, 101, plan), True, True), ((101, 102, plan), True, False), ((99, 100, plan), True, False), ((0, 0, None), True, False), ((99, 101, plan), False, False)):
+            planner, known = self.planner(), Key()
+            known.total = 100
+            planner._found = types.SimpleNamespace(gather=lambda mine: [mine, others])
+            with mock.patch.object(Key, "strongest", return_value=strongest), mock.patch.object(planner, "_adopt", return_value="adopted") as adopt:
+                self.assertEqual("adopted" if hopes else False, planner._hope("k", known))
+            self.assertEqual([mock.call("k", known, (plan, None), last=True)] if hopes else [], adopt.call_args_list)
+
+    def test_ranks_hear_of_budgets_that_are_exceeded(self):
+        for error in (None, BudgetError("exceeded", SIZE, 5, {"weights": 3})):
+            planner = self.planner(several=True)
+            planner._budget.exceeded = lambda: error
+            with mock.patch.object(planner, "_conclude") as conclude:
+                planner.begin("k")
+            ((key, known, facts, given), _), = conclude.call_args_list
+            self.assertEqual(("k", planner.keys["k"], error), (key, known, given))
+            self.assertEqual(None if error is None else ("exceeded", (SIZE, 5, {"weights": 3})), facts.failure and tuple(facts.failure))
 
     def test_who_asks_for_ranks(self):
         planner = self.planner()
