@@ -340,7 +340,7 @@ class Around(unittest.TestCase):
         s.devices = ("other",)
         for there, on in ((False, False), (False, True), (True, False)):
             entered = []
-            s.gpu = on, torch.float16
+            s.gpu, s.cache = (on, torch.float16), not there
 
             def autocast(device, **how):
                 entered.append((device, how["enabled"], how["dtype"], how["cache_enabled"]))
@@ -349,7 +349,7 @@ class Around(unittest.TestCase):
             with mock.patch.object(torch, "autocast", autocast), mock.patch.object(torch.cuda, "is_available", lambda: there), mock.patch.object(_surroundings, "default_devices", lambda: ("other",)):
                 with s._again():
                     pass
-            self.assertEqual([("cuda", on, torch.float16, True)] * (there or on) + [("cpu", False, torch.bfloat16, True)], entered)
+            self.assertEqual([("cuda", on, torch.float16, not there)] * (there or on) + [("cpu", False, torch.bfloat16, not there)], entered)
 
     def test_modes(self):
         a, b = nn.Dropout(), nn.Dropout()

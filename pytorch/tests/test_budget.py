@@ -478,6 +478,13 @@ class Alone(unittest.TestCase):
         library, memory = Fake(), Allocator(1000)
         b = _budget.Budget(25600, memory, library, lambda: {"weights": 900, "gradients": 0}, lambda: 50)
         b.begin("")
+        self.assertIsNone(b.exceeded())
+        memory.hold(24600)
+        self.assertIsNotNone(b.exceeded())  # nothing is left
+        memory.hold(-1)
+        self.assertIsNone(b.exceeded())
+        memory.hold(-24599)
+        b.begin("")
         e = b.outgrown(30000)
         self.assertEqual((25600, 30000 + 30000 // 255 + 1), (e.budget, e.least))
         self.assertEqual({"weights": 900, "gradients": 50, "temporaries and others": 29050}, e.held)
@@ -489,6 +496,18 @@ class Alone(unittest.TestCase):
         self.assertEqual({"weights": 900, "gradients": 50, "temporaries and others": 24651}, raised.exception.held)
         b.measuring = False
         b.check()
+
+    def test_a_limit_is_raised_after_a_while(self):
+        """And again only after as many steps."""
+        b = _budget.Budget(25600, Allocator(0), Fake(), dict, lambda: 0)
+        b._extra, known = _budget.Extra(0, [(5600, 99999)]), _budget.Known()
+        high = 25600 - 5600 - 100
+        for _ in range(2):
+            self.assertEqual([high - 401] * _budget.PATIENCE + [high], [b._derive(known, high - 401) for _ in range(_budget.PATIENCE + 1)])
+        self.assertEqual([high - 400] * 20, [b._derive(known, high - 400) for _ in range(20)])  # which leaves little
+        b._derive(known, high - 401)
+        self.assertEqual((high, 0), (b._derive(known, high + 101), known.waited))  # which does not fit
+        self.assertEqual((high + 100, high), (b._derive(known, high + 100), b._derive(known, 0)))
 
     def test_a_step_that_grows_is_measured_again(self):
         """Not if its peak was there before it began, nor if it is just the budget."""

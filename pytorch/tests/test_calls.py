@@ -296,6 +296,15 @@ class Told(unittest.TestCase):
         with self.assertRaisesRegex(Error, "is at version 2, and version 1 was saved"):
             step.unpack(kept)
 
+    def test_a_record_that_is_gone(self):
+        """Others of its group are let go of when they are loaded all the same."""
+        step, calls = new()
+        with _step.InGroup(step, "g"):
+            handles = [step.pack(torch.zeros(4) + i) for i in range(3)]
+        del step.records[1]
+        step.unpack(handles[2])
+        self.assertEqual({}, step.records)
+
     def test_an_address_that_another_storage_has(self):
         """A record that is forgotten does not take the place of the newer one with it."""
         step, calls = new()

@@ -160,11 +160,12 @@ class Anything(unittest.TestCase):
 
     def test_what_is_the_same(self):
         """All that a second pass may read, each changed alone."""
-        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        first, norm = module[0], module[1]
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh())
+        first, norm, last = module
+        last.register_buffer("other", torch.zeros(2))
         first.register_buffer("table", torch.zeros(2))
         first.scale, first.many, first.tensor, first.noise = 1.0, [1, {2: 3}], torch.zeros(2), random.Random(1)
-        inside = [module, first, norm]
+        inside = [module, first, norm, last]
 
         def hook(*_):
             return None

@@ -57,6 +57,14 @@ class Scenes(unittest.TestCase):
         scene = _Scene(model, (1, 2))
         self.assertEqual(([model], [1, 2], []), (scene.models, scene.optimizers, scene.notes))
 
+    def test_an_allocator_that_cannot_be_read(self):
+        """The rest is told all the same."""
+        scene = _Scene(nn.Linear(2, 2), None)
+        with mock.patch.object(_memory, "picture_of", side_effect=ArithmeticError("another one")):
+            out = scene.explanation(lambda _: torch.device("cpu"))
+        self.assertEqual(24, out.held["weights"])
+        self.assertIn("the allocator cannot be read (another one); sizes are those of tensors that Python can reach", out.notes)
+
     def test_places_on_a_device(self):
         """As far as the allocator and the device say it."""
         for picture, unused, elsewhere in (

@@ -275,6 +275,8 @@ class Copies(unittest.TestCase):
                 self.assertNotEqual(a.data_ptr(), b.data_ptr() or 1)
                 if device == "cpu":
                     self.assertTrue(torch.equal(a, b), name)
+        model.register_buffer("result", model.weight * 2)
+        self.assertFalse(_trace.copy_of(model, torch.device("cpu")).result.requires_grad)
         example = {"x": [torch.ones(2, 3).t().requires_grad_(), 3, "a"]}
         for device in ("cpu", "meta"):
             x, *rest = _trace.like(example, torch.device(device))["x"]

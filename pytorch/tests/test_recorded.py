@@ -72,6 +72,50 @@ class Followed(unittest.TestCase):
                 self.assertEqual(["a step is under way in another thread; end it before the next one begins"], said)
             self.assertIsNone(rt._now)
 
+    def test_policies_are_copied(self):
+        given = {"a": "offload"}
+        with runtime(policy=given) as rt:
+            given["a"] = "keep"
+            self.assertEqual({"a": "offload"}, rt.policy)
+
+    def test_groups_that_steps_had(self):
+        """They are no misspelt names of a model's."""
+        with runtime(policy={"mpl": "offload"}) as rt:
+            with self.assertRaisesRegex(Error, "did you mean 'mlp'"):
+                rt.attach(stack(Block, 2), groups={"blocks.*": "mlp"})
+            with rt.step(), rt.group("mpl"):
+                pass
+            rt.attach(stack(Block, 2), groups={"blocks.*": "mlp"})
+
+    def test_layouts(self):
+        with runtime(policy={"a": "stash"}) as rt, rt.step():
+            for x, layout in ((torch.eye(4).to_sparse(), "torch.sparse_coo"), (torch.eye(4).to_mkldnn(), "torch._mkldnn")):
+                with self.assertRaisesRegex(Error, f"^stash: x is {layout}; give a dense tensor"):
+                    rt.stash(x, torch.tensor(2), name="a")
+
+    def test_recorded_steps(self):
+        """They leave room for second passes once it is known how large these are; one that fails forgets its tensors."""
+        model = stack(Block, 2)
+        with runtime("budget", budget="64MiB") as rt:
+            rt.attach(model)
+            with mock.patch.object(rt._budget, "begin", wraps=rt._budget.begin) as begin:
+                train(model, one_pass, RECORDED, rt)
+            spare = rt._planner.spare(rt._planner.keys[""])
+            self.assertGreater(spare, 0)
+            self.assertEqual([("", 0), ("", spare)], [c[0] for c in begin.call_args_list])
+            profiles, plain = [], rt._planner.record
+
+            def record(known, step):
+                profiles.append(plain(known, step))
+                return profiles[-1]
+
+            with mock.patch.object(rt._planner, "record", record), self.assertRaisesRegex(KeyError, "of the user"), rt.step("other"):
+                model(torch.randn(5, 8))
+                raise KeyError("of the user")
+            (p,) = profiles
+            self.assertEqual((None, {}, []), (p.step, p.numbered, p.made))
+            self.assertEqual({None}, {c.again for c in p.calls})
+
     def test_closed_at_its_end(self):
         for fails in (False, True):
             with contextlib.suppress(KeyError), stowage.Runtime(budget="1GiB", device="cpu") as rt:

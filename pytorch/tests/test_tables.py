@@ -360,6 +360,20 @@ class Recorded(unittest.TestCase):
             self.assertEqual(("k", planner.keys["k"], error), (key, known, given))
             self.assertEqual(None if error is None else ("exceeded", (SIZE, 5, {"weights": 3})), facts.failure and tuple(facts.failure))
 
+    def test_ranks_without_blocks_agree_too(self):
+        planner = self.planner(several=True)
+        planner._budget.exceeded, planner.units.list = lambda: None, []
+        with mock.patch.object(planner, "_conclude") as conclude:
+            self.assertIs(planner.keys.setdefault("k", Key()), planner.begin("k"))
+        conclude.assert_called_once()
+
+    def test_facts_of_several_steps(self):
+        """Until ranks exchange them, the worst of them counts."""
+        planner, known = self.planner(several=True), Key()
+        for change, lacks in ((-5, 0), (3, 70), (-2, 8)):
+            planner._end("k", known, Facts("k", None, learnt=True, change=change, lacks=lacks))
+        self.assertEqual((-5, 70, True), (known.last.change, known.last.lacks, known.last.learnt))
+
     def test_who_asks_for_ranks(self):
         planner = self.planner()
         planner._found = None

@@ -8,6 +8,7 @@ import unittest
 from blocks import Attention, Block, Layer, Stack, stack
 from common import runtime, stowage, torch
 from stowage import _units
+from stowage._attach import listed
 from stowage._step import first_made
 from torch import nn
 
@@ -17,6 +18,16 @@ class Outer(nn.Module):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
+
+
+class Listed(unittest.TestCase):
+    def test_names(self):
+        """Of equal layers once, and not all of many."""
+        model = Outer(layers=nn.ModuleList(nn.Tanh() for _ in range(20)), **{f"m{i}": nn.Tanh() for i in range(8)})
+        self.assertEqual("layers, layers.*, " + ", ".join(f"m{i}" for i in range(8)), listed(model))
+        model.m8 = nn.Tanh()
+        self.assertEqual("layers, layers.*, " + ", ".join(f"m{i}" for i in range(8)) + " and 1 more", listed(model))
+        self.assertEqual("none", listed(nn.Tanh()))
 
 
 def names(model, modules):
