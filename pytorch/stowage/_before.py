@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict
+from itertools import chain, islice, repeat, takewhile
 from operator import is_not, not_
 from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -66,13 +67,15 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_plain", "_then", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
+    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = ()) -> None:
         self.modules = modules
-        # Dictionaries that can be compared all at once, because what is equal in them is the same, and what they had; and others.
-        self._plain: List[Any] = []
-        self._then: List[Any] = []
+        # Dictionaries without results, what they had, and how many of the first names every module has: what comes after these
+        # is compared all at once. And others.
+        self._dicts: List[Dict[Any, Any]] = []
+        self._then: List[Dict[Any, Any]] = []
+        self._skips: List[int] = []
         self._others: List[Tuple[Any, Any]] = []
         self._results: List[Any] = []  # those of others that have results
         self._hooks: List[Any] = []  # of modules
@@ -100,6 +103,12 @@ class Before:
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
         self._draws: Any = Draws(self._generators, False) if self._generators else None
+        self._values = self._all(self._then)
+
+    def _all(self, of: Iterable[Dict[Any, Any]]) -> List[Any]:
+        """Returns what dictionaries have, the first of each left out."""
+        values: Any = map(dict.values, of)
+        return list(chain.from_iterable(map(islice, values, self._skips, repeat(None))))
 
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
@@ -108,12 +117,12 @@ class Before:
                 then[key] = _left
         if id(container) in results:
             self._results.append(container)
-        plain = type(container) is dict and all(type(x) in _single or name in own or _by_identity(x) for name, x in then.items())
-        if plain:
-            self._plain.append(container)
-            self._then.append(then)
-        else:
+        if type(container) is not dict or id(container) in results:
             self._others.append((container, then))
+            return
+        self._dicts.append(container)
+        self._then.append(then)
+        self._skips.append(sum(1 for _ in takewhile(own.__contains__, container)))
 
     def _note(self, x: Any, deep: int, pure: bool, results: Dict[int, List[Any]]) -> None:
         """Notes what is in a container or an object; if pure, only in one of nothing but data."""
@@ -160,11 +169,9 @@ class Before:
 
     def _differing(self) -> List[Tuple[Any, Any]]:
         """Returns the containers that have something else now, and what they had."""
-        try:
-            plain = self._plain == self._then
-        except Exception:  # of a comparison: there is a tensor now
-            plain = False
-        found = [] if plain else [place for place in zip(self._plain, self._then) if _differs(*place)]
+        now = self._all(self._dicts)
+        same = len(now) == len(self._values) and not any(map(is_not, now, self._values))
+        found: List[Tuple[Any, Any]] = [] if same else [place for place in zip(self._dicts, self._then) if _differs(*place)]
         if self._others:
             found += [place for place in self._others if _differs(*place)]
         if list(map(not_, self._hooks)) != self._empty:
@@ -194,14 +201,7 @@ class Before:
             self._drawn.set()
         now, self._now = self._now, []
         for container, then in self._differing() + now:
-            _put(container, then)
-
-
-def _by_identity(x: Any) -> bool:
-    """Reports whether what is equal is the same, or as good."""
-    if type(x) is tuple:
-        return all(type(y) in _single for y in x)
-    return x is not _left and getattr(type(x), "__eq__", None) is object.__eq__
+            _put(container, then, True)  # a pass that ended early may have left anything
 
 
 def _is_data(x: Any) -> bool:
@@ -217,11 +217,16 @@ def _differs(container: Any, then: Any) -> bool:
         return True
     if not isinstance(container, list):
         container, then = container.values(), then.values()
-    return any(map(is_not, container, then)) and any(x is not y and y is not _left for x, y in zip(container, then))
+    return any(map(is_not, container, then)) and any(x is not y and y is not _left and not _equal(x, y) for x, y in zip(container, then))
 
 
-def _put(container: Any, then: Any) -> None:
-    """Puts data that is not what it was where it was."""
+def _equal(x: Any, y: Any) -> bool:
+    """Reports whether two things are as good as the same."""
+    return type(x) is type(y) and type(x) in _single and bool(x == y)
+
+
+def _put(container: Any, then: Any, all: bool = False) -> None:
+    """Puts data that is not what it was where it was, and if so everything else too."""
     if isinstance(container, set):
         container.clear()
         container.update(then)
@@ -229,10 +234,10 @@ def _put(container: Any, then: Any) -> None:
     if isinstance(container, list):
         container[:] = [x if x is not _left else at(container, i) for i, x in enumerate(then)]
         return
-    now, hooks = container.copy(), type(container) is OrderedDict
+    now, all = container.copy(), all or type(container) is OrderedDict
     for key in {**now, **then}:
         x, y = now.get(key, _absent), then.get(key, _absent)
-        if x is y or y is _left or not hooks and any(z is not _absent and type(z) not in _data for z in (x, y)):
+        if x is y or y is _left or not all and any(z is not _absent and type(z) not in _data for z in (x, y)):
             continue
         if y is _absent:
             del container[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import torch
 
@@ -36,15 +36,15 @@ class Clock:
             with torch.cuda.device(self._device):
                 torch.cuda._sleep(FILL)
 
-    def behind(self) -> float:
+    def behind(self) -> Tuple[float, bool]:
         """Waits for the device, and returns for how many seconds: hardly at all if the device waits for the host.
-        A CPU never does, nor does a device that was busy between most stamps: then it was the step that
-        waited for it, as one that reads its loss does."""
+        A CPU never does. It also returns whether the device was idle between most stamps: otherwise it may be
+        the step that waited for it, as one that reads its loss does."""
         if not self._cuda:
-            return float("inf")
+            return float("inf"), False
         host = time.perf_counter()
         torch.cuda.synchronize(self._device)
-        return time.perf_counter() - host if 2 * self._idle > len(self._stamps) - 1 else float("inf")
+        return time.perf_counter() - host, 2 * self._idle > len(self._stamps) - 1
 
     def read(self) -> List[float]:
         """Returns the stamps in seconds after the first. It waits for the device."""

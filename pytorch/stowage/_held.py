@@ -14,7 +14,7 @@ class Held(Blocks):
     """What the last recorded step says, and what choices hold."""
 
     def _top(self, call: Call) -> Call:
-        while not self._fine and call.parent is not None:
+        while call.parent is not None and not self._divides(call.unit):
             call = call.parent
         return call
 

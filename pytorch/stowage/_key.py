@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from ._errors import TooSmall
 from ._plan import Measured, Plan
@@ -22,6 +22,9 @@ LATE = 64
 # The device waits for the host if it is busy for less than this part of a step, and for fewer seconds, when the
 # host is done with it: there are always some kernels left.
 BEHIND = 1 / 24, 3e-3
+
+# It waits for the host now and then if it is busy for less than this part of a step.
+NEAR = 1 / 6
 
 
 class Key:
@@ -49,14 +52,16 @@ class Key:
         self.fitted = False  # a step under a plan kept to the budget
         self.no_offload = False  # no plan that offloads keeps to it, by forecasts
         self.version = 0  # of the plan
-        self.stage = "recompute"  # then "offload", "compare" and "settled"
+        self.stage = "recompute"  # perhaps with a "contest" in between; then "offload", "compare" and "settled"
         self.steps = 0  # in this stage
         self.followed = 0  # steps that followed a plan
         self.times: List[float] = []  # seconds of the last steps of this stage
         self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in the last one of them, at least
         self.cheap: Dict[Unit, Dict[str, int]] = {}  # the same of cheap parts, by kind, in all calls
         self.retimed = False  # the plan was made from such times
-        self.behind = float("inf")  # seconds for which the device was still busy when the host was done with the last of them
+        # Seconds for which the device was still busy when the host was done with the last of them, and whether it was idle before.
+        self.behind, self.idle = float("inf"), False
+        self.contest: Any = None  # plans that take turns
         self.other: Optional[Tuple[Plan, int]] = None  # the plan that only recomputes, and its limit
         self.turns: Dict[bool, List[float]] = {}  # seconds of steps, by whether they offload
         self.lowered = 0  # times that the library needed more than the limit of a plan
@@ -87,7 +92,7 @@ class Key:
         if self.stage == "offload" and self.steps < REFINED and not self.over and self.kept - size // LATE > self.limit + size // LATE:
             # The library keeps to its limit, but what stays beside it grows with the limit, too.
             return max(min(self.kept - size // LATE - self.limit, size - peak - size // LATE), 0)
-        if not plan.choices or self.other is not None or not measures:
+        if not plan.choices or self.other is not None or not measures or self.stage == "contest":
             return 0
         if self.steps < REFINED and peak < size - slack - slack // 4:
             room = max(size - peak - slack - self.over, 0)
@@ -109,9 +114,17 @@ class Key:
 
     def count_hooks(self, seconds: float) -> None:
         """Lets what recomputing takes of the host count in plans, if the device waited for it in a step of so many seconds."""
-        if self.behind < min(BEHIND[0] * seconds, BEHIND[1]):
+        if self.idle and self.behind < min(BEHIND[0] * seconds, BEHIND[1]):
             for m in self.measured:
                 m.count_hooks()
+
+    def waits(self, seconds: float) -> bool:
+        """Reports whether the device waited for the host now and then in a step of so many seconds."""
+        return self.behind < NEAR * seconds
+
+    def division(self, plan: Plan) -> Optional[Measured]:
+        """Returns the division into units that a plan was made for."""
+        return next((m for m in self.measured if m.made(plan)), None)
 
     def retime(self) -> None:
         """Gives the times of the last step to those who plan."""

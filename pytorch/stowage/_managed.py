@@ -248,9 +248,9 @@ class Passes:
 
         return run
 
-    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, Dict[str, int]], float]:
+    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, Dict[str, int]], Tuple[float, bool]]:
         """Returns the shortest second pass of each unit, and how long its cheap parts take by kind, in all
-        calls, in nanoseconds. It waits for the device, and returns for how many seconds, too."""
+        calls, in nanoseconds. It waits for the device, and returns for how many seconds, and whether it was idle, too."""
         behind, seconds = self._clock.behind(), self._clock.read()
 
         def took(begin: int, end: int) -> int:

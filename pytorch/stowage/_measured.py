@@ -114,8 +114,9 @@ class Blocks:
     one, with a budget with which compiled blocks may be compiled again. Second passes that end
     earlier are another division."""
 
-    def __init__(self, profile: Profile, fine: bool, budget: float = 0.0, ends: bool = False) -> None:
+    def __init__(self, profile: Profile, fine: bool, budget: float = 0.0, ends: bool = False, but: FrozenSet[Unit] = frozenset()) -> None:
         self._profile, self._fine, self._budget = profile, fine, budget
+        self._but = but  # blocks that are units as they are, though others are divided into their parts
         self._stamps = profile.clock.read()
         self._whole, self._lean = self._shortest()
         self._shares = self._shares_of_kinds()
@@ -135,17 +136,17 @@ class Blocks:
                 self._users.setdefault(s, []).append(call)
         # How many tensors a second pass makes that ends earlier, and its part of the time. Calls that save
         # as many speak for each other.
-        alike: Dict[Tuple[type, int], Tuple[int, float]] = {}
+        alike: Dict[Tuple[object, int], Tuple[int, float]] = {}
         # Of calls without a backward pass, as of a forward pass that failed, nobody knows how long they held what they saved.
-        calls = [c for c in profile.calls if (fine or c.parent is None) and c.was_checked]
+        calls = [c for c in profile.calls if (c.parent is None or self._divides(c.unit)) and c.was_checked]
         for call in calls:
             self.parts[call], loose = self._part(call)
             end = self._end_of(call, loose) if ends else None
             if end is not None:
-                alike.setdefault((call.unit.kind, len(call.all)), end)
+                alike.setdefault((self._like(call.unit), len(call.all)), end)
         said: Dict[Unit, Set[Optional[Tuple[int, float]]]] = {}
         for call in calls:
-            said.setdefault(call.unit, set()).add(alike.get((call.unit.kind, len(call.all))))
+            said.setdefault(call.unit, set()).add(alike.get((self._like(call.unit), len(call.all))))
         self._ends = {u: end for u, of in said.items() if len(of) == 1 for end in of if end is not None}
         for call in calls:
             if call.unit in self._ends:
@@ -161,7 +162,18 @@ class Blocks:
 
     def like(self, other: Blocks) -> bool:
         """Reports whether another division has the same units."""
-        return (self._fine, self._budget) == (other._fine, other._budget)
+        return (self._fine, self._budget, self._but) == (other._fine, other._budget, other._but)
+
+    def _divides(self, u: Unit) -> bool:
+        """Reports whether the block that a unit is, or is a part of, is divided into its parts."""
+        if self._but:
+            while u.parent is not None:
+                u = u.parent
+        return self._fine and u not in self._but
+
+    def _like(self, u: Unit) -> object:
+        """Returns what units have in common that speak for each other here: their kind, and whether they are divided."""
+        return (u.kind, self._divides(u)) if self._but else u.kind
 
     def _tail(self, call: Call, loose: Mapping[int, int], first: int) -> int:
         """Returns the bytes that stay if a second pass makes the first tensors alone."""
@@ -209,22 +221,22 @@ class Blocks:
                 for (_, begin), (kind, end) in zip(stamps, stamps[1:]):
                     took[kind] += self._took(begin, end)
             total = sum(took.values())
-            for key in (call.unit, call.unit.kind):
+            for key in (call.unit, self._like(call.unit)):
                 if total and (-len(took), total) < least.get(key, (0, 0)):
                     least[key] = -len(took), total
                     out[key] = {kind: t / total for kind, t in took.items()}
         return out
 
     def _shares_of(self, u: Unit) -> Dict[str, float]:
-        return self._shares.get(u) or self._shares.get(u.kind) or {}
+        return self._shares.get(u) or self._shares.get(self._like(u)) or {}
 
-    def _sorted(self) -> Dict[type, List[FrozenSet[str]]]:
+    def _sorted(self) -> Dict[object, List[FrozenSet[str]]]:
         """Returns, by kind of unit, its kinds of cheap parts, sorted by the bytes that they free in a given time."""
-        bytes: Dict[type, Dict[str, int]] = {}
+        bytes: Dict[object, Dict[str, int]] = {}
         for part in self.parts.values():
-            of = bytes.setdefault(part.unit.kind, {})
+            of = bytes.setdefault(self._like(part.unit), {})
             of.update((k, max(n, of.get(k, 0))) for k, n in part.kinds.items() if n)
-        out: Dict[type, List[FrozenSet[str]]] = {}
+        out: Dict[object, List[FrozenSet[str]]] = {}
         for kind, of in bytes.items():
             shares = self._shares.get(kind, {})
             sorts = sorted(((n, shares.get(k, 0.0), frozenset([k])) for k, n in of.items()), key=lambda s: s[0] / (s[1] or 1e-9), reverse=True)
@@ -244,7 +256,7 @@ class Blocks:
         not. Otherwise they are a part of the rest."""
         shares, most = self._shares_of(u), self._whole.get(u, 0) + NOTICED
         sorts = []
-        for i, kinds in enumerate(self._kinds.get(u.kind, [])):
+        for i, kinds in enumerate(self._kinds.get(self._like(u), [])):
             took = int(self._lean.get(u, 0) * (math.fsum(shares.get(k, 0.0) for k in kinds) if shares else 1.0)) + HOOK_LEAN * self._hooks.get(u, 0)
             if took <= most or not u.whole:
                 sorts.append(Sort(f"lean {i + 1}" if i else "lean", kinds, took))
@@ -253,7 +265,7 @@ class Blocks:
     def _leanest(self, u: Unit, sorts: Iterable[Sort], offload: bool) -> Choice:
         """Returns the choice that recomputes these cheap parts."""
         kinds = {k for s in sorts for k in s.kinds}
-        known = {k for of in self._kinds.get(u.kind, []) for k in of} | set(self._shares_of(u))
+        known = {k for of in self._kinds.get(self._like(u), []) for k in of} | set(self._shares_of(u))
         return Choice(True, False, offload, self._budget if u.compiled else 0.0, frozenset() if u.compiled else frozenset(known - kinds))
 
     def _again_whole(self, u: Unit) -> Choice:
@@ -261,7 +273,7 @@ class Blocks:
 
     def _own(self, call: Call) -> List[Call]:
         """Returns the calls that count as part of this one."""
-        if self._fine:
+        if self._divides(call.unit):
             return [call]
         return list(dict.fromkeys([call] + [c for c, _ in call.all]))
 
@@ -346,15 +358,15 @@ class Blocks:
         kinds: Dict[int, str] = {}
         held: Dict[int, Tuple[int, Set[str]]] = {}
         little: Dict[int, int] = {}
-        can = self._can_lean(mine)
+        can, fine = self._can_lean(mine), self._divides(call.unit)
         for c in mine:
             for s, (n, needing) in c.held.items():
                 held[s] = n, needing | held.get(s, (0, set()))[1]
             little.update((e.storage, e.bytes) for e in c.entries if 0 < e.bytes < p.least)
             for e in c.entries:
                 if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
-                    sort = e.kind if self._fine or e.small is not None else e.around
-                    cheap = can and (e.small is not None or e.recipe is not None and sort != "") and not (self._fine and e.outer) and kinds.setdefault(e.storage, sort) == sort
+                    sort = e.kind if fine or e.small is not None else e.around
+                    cheap = can and (e.small is not None or e.recipe is not None and sort != "") and not (fine and e.outer) and kinds.setdefault(e.storage, sort) == sort
                     lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
         # What another call saves or is given stays, too.
         others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
@@ -420,7 +432,7 @@ class Blocks:
         yield "end", None, now
 
     def _backward(self, call: Call) -> int:
-        inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
+        inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._divides(call.unit) else 0
         return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
 
     def retime(self, took: Mapping[Unit, int], cheap: Mapping[Unit, Mapping[str, int]] = types.MappingProxyType({})) -> None:
@@ -451,7 +463,7 @@ class Blocks:
                 if before.get(u, {}).get(kind):
                     factors.setdefault((u.kind, kind), []).append(t / calls[u] / before[u][kind])
         usual = statistics.median(f for of in factors.values() for f in of) if factors else otherwise
-        widest: Dict[type, Unit] = {}  # the unit of each kind that has the most kinds of cheap parts
+        widest: Dict[object, Unit] = {}  # the unit of each kind that has the most kinds of cheap parts
         for u, shares in before.items():
             if not shares:
                 self._lean[u] = int(usual * self._lean[u])
@@ -460,8 +472,8 @@ class Blocks:
             total = sum(now.values())
             if total > 0:
                 self._lean[u], self._shares[u] = int(total), {kind: t / total for kind, t in now.items()}
-                if u.kind not in widest or len(shares) > len(before[widest[u.kind]]):
-                    widest[u.kind] = u
+                if self._like(u) not in widest or len(shares) > len(before[widest[self._like(u)]]):
+                    widest[self._like(u)] = u
         self._shares.update({kind: self._shares[u] for kind, u in widest.items()})
         self._kinds = self._sorted()
         return usual

@@ -202,7 +202,7 @@ class Measured(Held):
 
         def gains() -> Iterator[Tuple[float, int, Unit, Choice]]:
             for u, c in choices.items():
-                if self._fine and u.parts and c.whole:
+                if u.parts and c.whole and self._divides(u):
                     continue  # another rank recomputes it, and its parts count on their own here
                 for to in options(u, c):
                     took = (self._took_again(u, c) - self._took_again(u, to)) * calls[u]
@@ -333,7 +333,7 @@ class Measured(Held):
         return new
 
     def _can_whole(self, u: Unit) -> bool:
-        return bool(u.whole) and not (self._fine and u.parts)
+        return bool(u.whole) and not (u.parts and self._divides(u))
 
     def strongest(self, request: Mapping[str, Any]) -> Plan:
         """Returns the plan that recomputes everything that it can."""

@@ -3,7 +3,8 @@
 The first steps of a key are recorded. Then a plan that only recomputes is followed, and
 adapted until the measured peak is close to the budget. If the solver expects more of a plan
 that also offloads, that one is followed for some steps, too. Then both take turns, because the
-clocks of a device change, and the one whose steps are faster stays.
+clocks of a device change, and the one whose steps are faster stays. Where the device waits for the host,
+several plans that only recompute take turns before that (_contest.py).
 
 Decisions are made from facts of all ranks that must agree (_ranks.py). A rank alone decides
 when a step ends; several decide when the next one begins, which is where they exchange.
@@ -24,6 +25,7 @@ from ._again import Refused, raised
 from ._budget import Budget
 from ._clock import Stopwatch
 from ._compiled import BUDGETS, allow_more_graphs
+from ._contest import Contest, contenders, faster
 from ._errors import BudgetError, Error, TooSmall, forget
 from ._key import LATE, REFINED, SLACK, Key
 from ._managed import Following, Passes, Recording, Units
@@ -52,9 +54,6 @@ LOOK = 16
 
 # A plan that offloads is tried if its forecast is shorter by this factor.
 WORTH = 0.99
-
-# A plan that only recomputes takes the place of another if it takes less by this part of a step.
-WORTH_AGAIN = 0.002
 
 # A plan, or why there is none.
 Solved = Tuple[Optional[Plan], Optional[Exception]]
@@ -333,7 +332,7 @@ class Planner:
         look = known.stage != "settled" or bool(plan.choices) or known.followed % LOOK == 0 or known.watched > 0
         if step is None and look:
             budget.watch(known.stage != "settled", alone=not self.ranks.several)
-        timed = known.stage == "compare" or known.stage == "recompute" and known.steps >= REFINED
+        timed = known.stage in ("compare", "contest") or known.stage == "recompute" and known.steps >= REFINED
         clock = Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
         now = Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
@@ -366,12 +365,12 @@ class Planner:
         if step is not None and budget.measures:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
-            made_for = self._division(known, plan)
-            second, known.cheap, known.behind = passes.read()
+            made_for = known.division(plan)
+            second, known.cheap, (known.behind, known.idle) = passes.read()
             known.passes = {u: t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t) for u, t in second.items()}
         if clock is not None:
             known.times.append(clock.seconds())
-        seconds = 0.0 if not known.times else known.times[-1] if known.stage == "compare" else min(known.times[-TIMED:])
+        seconds = 0.0 if not known.times else known.times[-1] if known.stage in ("compare", "contest") else min(known.times[-TIMED:])
         self._end(key, known, Facts(key, None, learnt=True, change=known.change(self._budget.size, peak, self._budget.measures), lacks=known.lacks, seconds=seconds))
 
     def _rebase(self, key: str, known: Key) -> None:
@@ -388,7 +387,7 @@ class Planner:
         known.flat, known.kept = known.flat - grown, max(known.kept - grown, 0)
         if known.stage == "settled" and self._budget.measures and not known.plan.offloads and known.peak and known.peak + grown <= self._budget.size - self._budget.size // SLACK:
             return  # the last step left enough for it
-        known.stage = "settled" if known.stage == "compare" else known.stage
+        known.stage = {"compare": "settled", "contest": "recompute"}.get(known.stage, known.stage)
         offload = known.stage == "offload" or known.plan.offloads
         if not self._adopt(key, known, self._solve(known, offload), needed=offload):
             known.stage, known.steps = "offload", 0
@@ -454,6 +453,9 @@ class Planner:
         if any(f.lacks for f in all):
             self._lower(key, known)
             return
+        if known.stage == "contest":
+            self._take_turns(key, known, over, mine.seconds)
+            return
         if known.stage == "compare":
             if not any(f.change for f in all):
                 self._compare(key, known, sum(f.seconds for f in all))
@@ -468,7 +470,7 @@ class Planner:
             self._refine(key, known, mine)
             return
         if any(f.change for f in all):
-            m = self._division(known, plan)
+            m = known.division(plan)
             if mine.change < 0 and m is not None and not plan.offloads:  # the next plan holds less than this one
                 known.total = min(known.total, m.most_held(plan.choices))
             known.total = max(known.total + min(mine.change, 0), 1)
@@ -522,7 +524,7 @@ class Planner:
         known.squeezed = known.squeezed or squeezed
 
         def less() -> Plan:
-            m = self._division(known, plan)
+            m = known.division(plan)
             known.retime()
             if m is None:
                 return plan
@@ -538,35 +540,27 @@ class Planner:
 
     def _plan_again(self, key: str, known: Key, plan: Plan, seconds: float) -> bool:
         """Follows another plan that only recomputes, if the times of steps under a plan make it faster than
-        the one made from recorded steps. Reports whether it does."""
-
-        def faster() -> Plan:
-            made_for = self._division(known, plan)
-            known.retime()
-            known.count_hooks(seconds)
-            if made_for is None:
-                return plan
-            found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
-            for m in known.measured:
-                try:
-                    other = best([m], self._runtime._library.choose, known.total, False, everything=True)
-                except TooSmall:
-                    continue
-                if m.again(other.choices) < least:
-                    found, least = other, m.again(other.choices)
-            return found
-
-        known.retimed = True
-        solved = self._attempt(faster)
+        the one made from recorded steps, or several in turns. Reports whether it does."""
+        choose, known.retimed = self._runtime._library.choose, True
+        if not self.ranks.several and known.waits(seconds):
+            known.contest = Contest(contenders(known, plan, choose, seconds))
+            if known.contest.over:
+                return False
+            known.stage, known.steps, known.times = "contest", 0, []
+            return self._adopt(key, known, (known.contest.now, None))
+        solved = self._attempt(lambda: faster(known, plan, choose, seconds))
         if not any(self.ranks.gather(solved[0] is not plan)) or not self._adopt(key, known, solved):
             return False
         known.steps, known.times = REFINED - 1, []
         return True
 
-    @staticmethod
-    def _division(known: Key, plan: Plan) -> Optional[Measured]:
-        """Returns the division into units that a plan was made for."""
-        return next((m for m in known.measured if m.made(plan)), None)
+    def _take_turns(self, key: str, known: Key, over: bool, seconds: float) -> None:
+        """Lets the next plan have its turn, or the fastest one stay, which then is adapted to the budget as the first was."""
+        contest = known.contest
+        contest.drop() if over else contest.note(seconds)
+        if contest.over:
+            known.stage, known.times = "recompute", []
+        self._adopt(key, known, (contest.fastest() if contest.over else contest.now, None))
 
     def _try_offload(self, key: str, known: Key, plan: Plan, mine: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
@@ -577,7 +571,7 @@ class Planner:
             known.limit = max(known.limit, min(plan.answer["peak"] + size - known.peak - known.over - size // SLACK, known.flat) - size // LATE)
 
         def calibrated() -> Plan:
-            made_for = self._division(known, plan)
+            made_for = known.division(plan)
             known.retime()
             again = plan.answer["again_ns"] if made_for is None else made_for.again(plan.choices)
             for m in known.measured:

@@ -15,7 +15,7 @@ from unittest import mock
 
 from blocks import planned
 from common import DEVICE, runtime, same, stowage, torch
-from stowage import _planned
+from stowage import _contest, _planned
 from stowage._again import state
 from stowage._ranks import CHECKED
 from torch import nn
@@ -321,7 +321,7 @@ def planning_again(make):
 
     def plan_again(planner, key, known, plan, seconds):
         best = lambda divisions, *_, **__: plan if rank() == 0 else make(planner, divisions[0], plan)
-        with mock.patch.object(_planned, "best", best), mock.patch.object(_planned, "WORTH_AGAIN", by_rank(0.0, -1e3)):
+        with mock.patch.object(_contest, "best", best), mock.patch.object(_contest, "WORTH_AGAIN", by_rank(0.0, -1e3)):
             done.append(real(planner, key, known, plan, seconds))
         return done[-1]
 

@@ -295,6 +295,35 @@ class Modules(Case):
                 self.assertIsNone(last())
                 loss.backward()
 
+    def test_what_a_pass_that_ends_early_leaves(self):
+        """A block makes an object for a while and drops it when it is done, where a second pass never comes. It is
+        dropped all the same, with the tensor that it has, and the next call finds what the last one found."""
+
+        class Manager:
+            def __init__(self, x):
+                self.x, self.hook = x, print  # no data
+
+        class Manages(Block):
+            def __init__(self):
+                super().__init__()
+                self.manager = None
+
+            def forward(self, x):
+                self.manager = Manager(x)
+                x = super().forward(self.manager.x)
+                self.manager = None
+                return x
+
+        model = stack(Manages, 2)
+        with planned(model) as rt:
+            train(model, one_pass, LATE, rt)
+            self.assertEqual({"recompute"}, set(choices(rt).values()))
+            self.assertEqual([None, None], [block.manager for block in model.blocks])
+            units = [u for u in rt._planner.units.list if u.parent is None]
+            before = [u._before for u in units]
+            train(model, one_pass, 1, rt)
+            self.assertEqual(before, [u._before for u in units])
+
     def test_what_is_no_data(self):
         """What a framework keeps in objects of its own stays as it is."""
 
@@ -303,7 +332,7 @@ class Modules(Case):
                 self.module, self.calls = nn.Linear(2, 2), 0
 
         module = nn.Linear(2, 2)
-        module.state, module.hook = Framework(), lambda: None
+        module.state, module.hook, module.made = Framework(), lambda: None, None
         module.long, module.own = list(range(1000)), (1, [2])
         before = _before.Before([module])
         state, module.state.calls, module.own[1][:] = module.state, 1, [3]
@@ -314,7 +343,8 @@ class Modules(Case):
             self.assertEqual(1, state.calls)
             module.hook.new = 1
             module.new, module.own[1][:] = 5, [4]
-        self.assertEqual(([3], False), (module.own[1], hasattr(module, "new")))
+            module.made = module.more = Framework()  # as a pass may that ends early
+        self.assertEqual(([3], False, None, False), (module.own[1], hasattr(module, "new"), module.made, hasattr(module, "more")))
 
 
 class Cheap(Case):

@@ -11,7 +11,7 @@ from unittest import mock
 
 from blocks import Block, Layer, one_pass, recorded, stack, train
 from common import DEVICE, runtime, torch
-from stowage import _clock, _measured, _plan, _planned
+from stowage import _clock, _contest, _measured, _plan
 from stowage._again import state
 from stowage._budget import limit_for
 from stowage._clock import Clock
@@ -450,10 +450,10 @@ class HostBound(unittest.TestCase):
         for seconds, behind, want in ((0.06, 0.002, True), (0.06, 0.003, False), (0.2, 0.002, True), (0.2, 0.004, False), (0.06, float("inf"), False)):
             m = mock.Mock()
             known = Key()
-            known.measured, known.behind = [m], behind
+            known.measured, known.behind, known.idle = [m], behind, True
             known.count_hooks(seconds)
             self.assertEqual(want, m.count_hooks.called, (seconds, behind))
-        self.assertEqual(float("inf"), Clock(torch.device("cpu")).behind())
+        self.assertEqual((float("inf"), False), Clock(torch.device("cpu")).behind())
 
     def test_a_step_that_waits(self):
         """The device is idle when a step ends that reads its loss, and was busy between its stamps."""
@@ -462,7 +462,7 @@ class HostBound(unittest.TestCase):
             with mock.patch.multiple(torch.cuda, Event=mock.Mock(side_effect=[mock.Mock(query=lambda p=p: p) for p in [*passed, False]]), current_stream=mock.Mock(), synchronize=mock.Mock()):
                 for _ in range(len(passed) + 1):
                     clock.stamp()
-                self.assertEqual(want, clock.behind() < 1, passed)
+                self.assertEqual(want, clock.behind()[1], passed)
 
     def test_what(self):
         with recorded(stack(Layer, 4)) as (_, divisions):
@@ -505,7 +505,7 @@ class PlannedAgain(unittest.TestCase):
                 return plan(m, n)
 
             planner._found = types.SimpleNamespace(several=ranks > 1, count=ranks, gather=lambda mine: [mine] * ranks, fail=planner.ranks.fail)
-            with mock.patch.object(_planned, "best", again), mock.patch.object(planner, "_try_offload"):
+            with mock.patch.object(_contest, "best", again), mock.patch.object(planner, "_try_offload"):
                 yield planner, known, asked
 
     @staticmethod
@@ -531,7 +531,7 @@ class PlannedAgain(unittest.TestCase):
         with self.followed(lambda m: None) as (planner, known, asked):
             known.measured += [copy.copy(known.measured[0]), copy.copy(known.measured[0])]
             numbers = dict(zip(map(id, known.measured), (3, 1, 2)))
-            with mock.patch.object(_planned, "best", lambda divisions, *_, **__: _planned_by(divisions[0], dict(list(known.plan.choices.items())[: numbers[id(divisions[0])]]))):
+            with mock.patch.object(_contest, "best", lambda divisions, *_, **__: _planned_by(divisions[0], dict(list(known.plan.choices.items())[: numbers[id(divisions[0])]]))):
                 self.step(planner, known, 0.1)
             self.assertEqual(1, len(known.plan.choices))
 

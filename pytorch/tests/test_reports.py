@@ -128,7 +128,7 @@ class Moments(Table):
         p.held_before = {c: bytes() // 4 for c in calls}
         part = lambda c: Part(c.unit, c.number, 1000 + bytes(), bytes(), bytes(), bytes() // 3, {"x": 300, CAST: 200}, bytes() // 9, bytes() // 3, light=bytes() // 9, smaller={0.5: bytes() // 2}, extra=bytes() // 9)
         m = Held.__new__(Held)
-        m._profile, m._fine, m._most, m.parts = p, draw.random() < 0.3, None, {c: part(c) for c in calls if draw.random() < 0.9}
+        m._profile, m._fine, m._but, m._most, m.parts = p, draw.random() < 0.3, frozenset(), None, {c: part(c) for c in calls if draw.random() < 0.9}
         first = {u: draw.randrange(4) for u in units}
         m._again_whole = lambda u: Choice(whole=True, first=first[u])
         for _ in range(4):

@@ -413,7 +413,7 @@ class Changes(Table):
     def test_hooks_count_if_the_device_waits(self):
         for seconds, behind, count in ((1.0, 0.0029, True), (1.0, 0.003, False), (0.024, 0.0009, True), (0.024, 0.0011, False)):
             k, m = Key(), mock.Mock()
-            k.measured, k.behind = [m, m], behind
+            k.measured, k.behind, k.idle = [m, m], behind, True
             k.count_hooks(seconds)
             self.assertEqual(2 * count, m.count_hooks.call_count, (seconds, behind, BEHIND))
 

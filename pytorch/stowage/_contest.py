@@ -1,0 +1,104 @@
+"""Plans that take turns. Where the device waits for the host, a step takes as long as the host does, of which forecasts know little:
+the fastest plans by forecast are followed in turns, and the one whose steps are fastest stays."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Dict, List, Sequence, Tuple
+
+from ._errors import TooSmall
+from ._key import Key
+from ._plan import Choose, Measured, Plan, best
+from ._profile import Unit
+
+# So many plans take turns at most, and each so often; the first turn of each does not count.
+PLANS = 3
+TURNS = 6
+
+# Plans whose second passes take longer than the shortest ones by this part of a step take no turns.
+FAR = 1 / 6
+
+# A plan that only recomputes takes the place of another if it takes less by this part of a step.
+WORTH_AGAIN = 0.002
+
+
+class Contest:
+    """Plans that take turns, and how long their steps took."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = [(plan, []) for plan in plans]  # type: List[Tuple[Plan, List[float]]]
+        self._turn = 0
+
+    @property
+    def now(self) -> Plan:
+        """The plan whose turn it is."""
+        return self._plans[self._turn % len(self._plans)][0]
+
+    @property
+    def over(self) -> bool:
+        return len(self._plans) == 1 or all(len(times) == TURNS for _, times in self._plans)
+
+    def note(self, seconds: float) -> None:
+        """Notes how long the step took that followed the plan of now."""
+        self._plans[self._turn % len(self._plans)][1].append(seconds)
+        self._turn += 1
+
+    def drop(self) -> None:
+        """Takes the plan of now out, because it held too much, unless it is the last."""
+        if len(self._plans) > 1:
+            self._turn %= len(self._plans)
+            del self._plans[self._turn]
+
+    def fastest(self) -> Plan:
+        return min(self._plans, key=lambda of: statistics.median(of[1][1:] or [float("inf")]))[0]
+
+
+def divided(measured: Sequence[Measured]) -> List[Measured]:
+    """Returns divisions in which the last blocks have their parts as units and the first blocks are units as they are: what the
+    last blocks save is needed first, so that less of it must be recomputed."""
+    ends, profile = any(m.ends for m in measured), measured[0]._profile
+    blocks: Dict[Unit, None] = dict.fromkeys(call.unit for call in profile.calls if call.parent is None)
+    first = [u for u in blocks if u.parts]  # in the order of their calls
+    return [Measured(profile, True, ends=ends, but=frozenset(first[:n])) for n in sorted({len(first) * i // 4 for i in (1, 2, 3)} - {0})]
+
+
+def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[Plan]:
+    """Returns the plan and others that only recompute and may be faster, of which the first is the fastest by forecast. Divisions that
+    they are made for are known from now on."""
+    passes, cheap = known.passes, known.cheap
+    known.retime()
+    more = divided(known.measured)
+    for m in more:
+        m.retime(passes, cheap)
+    found: List[Tuple[int, Measured, Plan]] = []
+    for m in [*known.measured, *more]:
+        m.count_hooks()
+        try:
+            other = plan if m.made(plan) else best([m], choose, known.total, False, everything=True)
+        except TooSmall:
+            continue
+        if all(other.choices != p.choices for _, _, p in found):
+            found.append((m.again(other.choices), m, other))
+    least = min((took for took, _, _ in found), default=0)
+    found = sorted((of for of in found if of[2] is plan or of[0] <= least + FAR * 1e9 * seconds), key=lambda of: (of[0], of[2] is not plan))
+    found = found[:PLANS] + [of for of in found[PLANS:] if of[2] is plan]
+    known.measured += [m for _, m, _ in found if m in more]
+    return [p for _, _, p in found] or [plan]
+
+
+def faster(known: Key, plan: Plan, choose: Choose, seconds: float) -> Plan:
+    """Returns a plan that only recomputes and is faster than one by the times of steps under it, or that one."""
+    made_for = known.division(plan)
+    known.retime()
+    known.count_hooks(seconds)
+    if made_for is None:
+        return plan
+    found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
+    for m in known.measured:
+        try:
+            other = best([m], choose, known.total, False, everything=True)
+        except TooSmall:
+            continue
+        if m.again(other.choices) < least:
+            found, least = other, m.again(other.choices)
+    return found
