@@ -429,7 +429,7 @@ class Blocks(unittest.TestCase):
             with self.assertRaises(KeyError):
                 passes.cheap(b)("act", lambda: {}[0])
         self.assertFalse(passes._inside)
-        self.assertEqual(({a: 2 * 10**9, b: 3 * 10**9}, {a: {"norm": 3 * 10**9}, b: {"act": 1}}, float("inf")), passes.read())
+        self.assertEqual(({a: 2 * 10**9, b: 3 * 10**9}, {a: {"norm": 3 * 10**9}, b: {"act": 1}}, (float("inf"), False)), passes.read())
 
 
 class Records(unittest.TestCase):
