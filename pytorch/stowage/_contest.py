@@ -3,6 +3,7 @@ the fastest plans by forecast are followed in turns, and the one whose steps are
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from typing import Dict, List, Sequence, Tuple
 
@@ -73,12 +74,15 @@ def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[P
     found: List[Tuple[int, Measured, Plan]] = []
     for m in [*known.measured, *more]:
         m.count_hooks()
-        try:
-            other = plan if m.made(plan) else best([m], choose, known.total, False, everything=True)
-        except TooSmall:
-            continue
-        if all(other.choices != p.choices for _, _, p in found):
-            found.append((m.again(other.choices), m, other))
+        others: List[Plan] = [plan] if m.made(plan) else []
+        if not others:
+            with contextlib.suppress(TooSmall):
+                others.append(best([m], choose, known.total, False, everything=True))
+            changed = m.like_plan(plan, known.total) if m in more else None
+            others += [changed] if changed is not None else []
+        for other in sorted(others, key=lambda p: m.again(p.choices))[:1]:
+            if all(other.choices != p.choices for _, _, p in found):
+                found.append((m.again(other.choices), m, other))
     least = min((took for took, _, _ in found), default=0)
     found = sorted((of for of in found if of[2] is plan or of[0] <= least + FAR * 1e9 * seconds), key=lambda of: (of[0], of[2] is not plan))
     found = found[:PLANS] + [of for of in found[PLANS:] if of[2] is plan]

@@ -343,6 +343,26 @@ class Measured(Held):
                 choices[u] = self._again_whole(u)
             elif u in self._cheap and not u.compiled and self._sorts(u):
                 choices[u] = self._leanest(u, self._sorts(u), False)
+        return self._of(choices, request)
+
+    def like_plan(self, plan: Plan, limit: int) -> Optional[Plan]:
+        """Returns a plan that recomputes what one for another division does, and less where that holds no more than a limit, or None
+        if there is none: the solver counts memory coarsely, and may find no plan though there is this one."""
+        choices = {}
+        for u in {part.unit: None for part in self.parts.values()}:
+            outer: Optional[Unit] = u
+            while outer is not None and not plan.choices.get(outer, KEEP).whole:
+                outer = outer.parent
+            if outer is not None and self._can_whole(u):
+                choices[u] = self._again_whole(u)
+            elif (outer is not None or plan.choices.get(u, KEEP).lean) and u in self._cheap and not u.compiled and self._sorts(u):
+                choices[u] = self._leanest(u, self._sorts(u), False)
+        if self.most_counted(choices) > limit:
+            return None
+        return self.exchanged(self._of(choices, self.request(limit, False, True)[0]), limit)
+
+    def _of(self, choices: Dict[Unit, Choice], request: Mapping[str, Any]) -> Plan:
+        """Returns a plan of choices that offload nothing."""
         again = self.again(choices)
         answer = {"again_ns": again, "step_ns": request["span"] + again, "before_ns": request["span"], "peak": self.most_kept(choices), "before_peak": self.most_kept({}), "moved": 0}
         plan = Plan(choices, {}, {}, {}, answer)

@@ -90,6 +90,27 @@ class Divided(unittest.TestCase):
         with recorded(stack(Block, 4)) as (_, measured):
             self.assertEqual([], divided(measured))
 
+    def test_like_a_plan_of_blocks(self):
+        """What is recomputed in blocks is recomputed in their parts, and less of it where there is room."""
+        with recorded(stack(Layer, 4)) as (rt, measured):
+            blocks = [u for u in rt._planner.units.list if u.parent is None]
+            coarse = next(m for m in measured if not m._fine and not m.ends)
+            plan = plan_of(coarse, {u: coarse._again_whole(u) for u in blocks[:3]})
+            (m,) = [m for m in divided(measured) if len(m._but) == 2]
+            every = {u: m._again_whole(u) for u in [*blocks[:2], *blocks[2].parts]}
+            cheap = {u: c for u, c in m.strongest(m.request(1 << 30, False, True)[0]).choices.items() if u is blocks[2]}
+            tight = m.most_counted({**every, **cheap})
+            self.assertIsNone(m.like_plan(plan, tight - 1))
+            found = m.like_plan(plan, tight)
+            self.assertLessEqual((m.again(found.choices), m.most_counted(found.choices)), (m.again({**every, **cheap}), tight))
+            self.assertIs(m, next(of for of in [coarse, m] if of.made(found)))
+            self.assertEqual(m.again(found.choices), found.answer["again_ns"])
+            room = m.like_plan(plan, coarse.most_counted({}))
+            self.assertEqual({}, room.choices)
+            between = m.like_plan(plan, (tight + coarse.most_counted({})) // 2)
+            self.assertLess(m.again(between.choices), m.again(found.choices))
+            self.assertLessEqual(m.most_counted(between.choices), (tight + coarse.most_counted({})) // 2)
+
     def test_gradients(self):
         """A step follows a plan that recomputes the first blocks and parts of the last ones."""
         model = stack(Layer, 4)
@@ -117,7 +138,7 @@ def train_on(model, rt):
 
 class Contenders(unittest.TestCase):
     @contextlib.contextmanager
-    def found(self, took, seconds=1.0):
+    def found(self, took, seconds=1.0, like_plan=None):
         """Yields what is known, the plan, and a function that returns contenders if plans of the divisions take so many seconds again,
         in the order of known.measured and of divided(); None is too small."""
         with recorded(stack(Layer, 4)) as (rt, measured):
@@ -140,7 +161,7 @@ class Contenders(unittest.TestCase):
                 i = next(i for i, of in enumerate(all) if of.like(m))
                 return int(1e9 * took[i])
 
-            with mock.patch.object(_contest, "best", best), mock.patch.object(type(measured[0]), "again", again), mock.patch.object(type(measured[0]), "made", lambda m, p: m is measured[0] and p is plan):
+            with mock.patch.object(_contest, "best", best), mock.patch.object(type(measured[0]), "again", again), mock.patch.object(type(measured[0]), "like_plan", like_plan or (lambda *_: None)), mock.patch.object(type(measured[0]), "made", lambda m, p: m is measured[0] and p is plan):
                 yield known, plan, lambda: contenders(known, plan, None, seconds), asked
 
     def numbers(self, plan, found):
@@ -160,6 +181,21 @@ class Contenders(unittest.TestCase):
                 self.assertEqual(2 + more, len(known.measured))
                 self.assertEqual({(known.total, False, True)}, set(asked))
                 self.assertTrue(all(m._hooks for m in known.measured))
+
+    def test_the_plan_itself_for_other_divisions(self):
+        """It is asked for where only the last blocks are divided, and has turns if the solver finds no faster one there."""
+        asked = []
+
+        def like_plan(m, plan, limit):
+            asked.append((len(m._but), limit))
+            u = next(part.unit for part in m.parts.values() if m._can_whole(part.unit))
+            return Plan({u: m._again_whole(u)._replace(first=9)}, dict.fromkeys({part.unit for part in m.parts.values()}, 0), {}, {}, {"peak": 9})
+
+        with self.found([0.10, None, 0.11, 0.3, 0.3], like_plan=like_plan) as (known, plan, find, _):
+            again = type(known.measured[0]).again
+            with mock.patch.object(type(known.measured[0]), "again", lambda m, choices: int(1e9 * 0.12) if any(c.first == 9 for c in choices.values()) else again(m, choices)):
+                self.assertEqual([0, 2, 9], self.numbers(plan, find()))
+            self.assertEqual([(n, known.total) for n in (1, 2, 3)], asked)
 
     def test_times_of_steps_count(self):
         with self.found([0.1, None, None, None, None]) as (known, plan, find, _), mock.patch.object(_contest.Measured, "retime") as retime:

@@ -13,7 +13,7 @@ import warnings
 from unittest import mock
 
 from common import DEVICE, torch
-from stowage import _planned
+from stowage import _contest, _planned
 from stowage._budget import Budget, largest, least_for, limit_for
 from stowage._errors import BudgetError, Error, TooSmall
 from stowage._key import BEHIND, Key
@@ -194,10 +194,11 @@ class Decisions(Table):
                 return draw.randrange(1, 9) / 10
 
             def read(self):
-                return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, draw.choice([0.0, 1.0])
+                return {UNITS[0]: 5}, {UNITS[1]: {"x": 3}}, (draw.choice([0.0, 1.0]), True)
 
         measured = lambda profile, units, alone: said.append(f"measured({alone})") or [Division(i, said, draw) for i in range(2)]
-        with mock.patch.multiple(_planned, best=best, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: types.SimpleNamespace(close=lambda: said.append("close"))):
+        contenders = lambda known, plan, choose, seconds: said.append(f"contenders({seconds})") or [any_plan(False) for _ in range(draw.randrange(3))] + [plan]
+        with mock.patch.object(_contest, "best", best), mock.patch.multiple(_planned, best=best, contenders=contenders, Step=step, Stopwatch=Watch, Passes=Watch, measured=measured, _explain=types.SimpleNamespace(add_to_error=lambda e, rt, step: said.append(f"explain({step is not None})")), agree=lambda plan, divisions, units, whole, lean: said.append(f"agree({sorted(whole)}, {sorted(lean)})"), Following=lambda *_: types.SimpleNamespace(close=lambda: said.append("close"))):
             settled, before = 0, {}
             for turn in range(30 if calm else 14):
                 event = ""
@@ -221,7 +222,7 @@ class Decisions(Table):
                         known.fitted = True
                 yield f"{turn} {event}: {'; '.join(said)}"
                 said.clear()
-                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last")}
+                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last", "contest")}
                 fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS), why=[u.why for u in UNITS])
                 yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if before.get(name) != str(x))
                 before = {name: str(x) for name, x in fields.items()}
