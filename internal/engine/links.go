@@ -4,7 +4,6 @@ package engine
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -38,10 +37,10 @@ func MeasureLinks(dev device.Device) (links memory.Links, err error) {
 }
 
 func (l *linkBench) measure(n memory.Bytes) (memory.Links, error) {
-	// The first copies warm up, and a busy machine disturbs some. So the median of five
-	// counts.
-	var took [4][]time.Duration
-	for range 5 {
+	// The first copies warm up, and a busy machine disturbs others. That only makes them
+	// longer, so the shortest of five counts.
+	var best [4]time.Duration
+	for round := range 5 {
 		for i, x := range []struct {
 			out, in bool
 			n       memory.Bytes
@@ -50,13 +49,10 @@ func (l *linkBench) measure(n memory.Bytes) (memory.Links, error) {
 			if err != nil {
 				return memory.Links{}, err
 			}
-			took[i] = append(took[i], t)
+			if round == 0 || t < best[i] {
+				best[i] = t
+			}
 		}
-	}
-	var best [4]time.Duration
-	for i := range took {
-		slices.Sort(took[i])
-		best[i] = took[i][2]
 	}
 	late := min(best[0], best[1]/2, best[2]/2)
 	rate := func(n memory.Bytes, t time.Duration) float64 {

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
@@ -214,6 +216,44 @@ func (c loopConfig) like(d loopConfig) loopConfig {
 	d.Config = c.Config
 	d.work = 0
 	return d
+}
+
+// stalls is an observer of a device that makes it stand still behind some of its copies.
+type stalls struct {
+	copies atomic.Int64
+	at     func(copy int64) bool
+}
+
+func (*stalls) MemoryChanged(memory.Kind, string, memory.Bytes, memory.Bytes) {}
+
+func (s *stalls) WorkDone(w device.Work) {
+	if w.Kind == device.Copied && s.at(s.copies.Add(1)) {
+		time.Sleep(3 * time.Second)
+	}
+}
+
+// A machine that stands still during four of five rounds of copies has the rates that it has
+// in the fifth.
+func TestMeasureLinksOfAMachineThatStalls(t *testing.T) {
+	const rate, perRound = 1e9, 5 // copies of a round: three alone, and two at once
+	for calm := range int64(5) {
+		steady(t, func() {
+			watch := &stalls{at: func(n int64) bool { return (n-1)/perRound != calm }}
+			link := cpu.Link{BytesPerSecond: rate}
+			dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Observe: watch, Links: cpu.Links{Out: link, In: link}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			l, err := MeasureLinks(dev)
+			if err := errors.Join(err, dev.Close()); err != nil {
+				t.Error(err)
+			}
+			if watch.copies.Load() != 5*perRound || math.Abs(l.Out-rate) > 0.01*rate || math.Abs(l.In-rate) > 0.01*rate {
+				t.Errorf("calm in round %d: %+v after %d copies, want %g both ways", calm, l, watch.copies.Load(), float64(rate))
+			}
+		})
+	}
 }
 
 // The measured links are the modelled ones, also where there is little memory.
