@@ -57,7 +57,7 @@ type Config struct {
 	// without forced balance. A run ignores it and counts its rows.
 	Imbalance float64
 	// Effort is the part of its usual search that the solver of budgets may take. Zero means
-	// all.
+	// all, as far as that can pay within a few steps.
 	Effort float64
 	// DryRun lets Check accept more ranks than a process can open. Forecast takes them, and
 	// New does not.

@@ -1,5 +1,5 @@
-// This file owns the second look at a step's times. The first step under a key loads code
-// and may be disturbed, so the next step is timed again under its plan.
+// This file owns the later looks at a step's times. The first step under a key loads code,
+// and any step may be disturbed, so the next ones are timed again under their plan.
 
 package engine
 
@@ -17,38 +17,52 @@ func (r *Runtime) calibrates(key memory.Key, l *learned) bool {
 	return key.Phase == memory.Train && l.known && l.plan != nil && !r.sure(l) && !r.cfg.Compute.Capturing()
 }
 
-// sure reports whether times are final: they were taken twice, or the next step is
-// captured, so that none can be taken.
+// sure reports whether times are final: calibrate has said so, or the next step is captured,
+// so that none can be taken.
 func (r *Runtime) sure(l *learned) bool {
 	return l.calibrated || r.scopes != nil && r.cfg.WarmUp < 2
 }
 
-// leastGain is the part of a step by which the second must be faster. Times that differ by
+// leastGain is the part of a step by which another must be faster. Times that differ by
 // less would lead the solver to the same choices, which it may take long to find.
 const leastGain = 100
 
-// calibrate makes the final plan, from the times of the step that was issued last if that
-// was faster. It waits for the step. It takes either all times of a step or none: the
-// shorter of two times for every single piece would add up to less than any step takes.
+// likeness is the part of a step by which two steps may differ that took equally long, and
+// mostLooks the number of steps after the recorded one that are timed until two are alike.
+const (
+	likeness  = 10
+	mostLooks = 8
+)
+
+// calibrate looks at the times of the step that was issued last, and waits for that step.
+// A disturbance can only make a step longer, and hardly two steps by the same time. So times
+// are final once a step took as long as the shortest before it, and those of the shortest
+// count. Calibrate then makes the final plan, if they are shorter than those that the plan
+// was made from. It takes either all times of a step or none: the shortest of several times for
+// every single piece would add up to less than any step takes.
 func (r *Runtime) calibrate(l *learned) error {
-	l.calibrated, l.timed = true, false
+	l.timed = false
+	l.looks++
 	if err := r.off.Times(); err != nil {
 		return err
 	}
 	if now := r.rows(l); now != nil && now.Fixed && !l.profile.Rows.Fixed {
+		l.calibrated = true
 		return nil // steps under other keys follow the pages and sets that this one was given
 	}
-	p, faster := *l.profile, false
-	if last := r.off.Tape(); last.Span < p.Tape.Span-p.Tape.Span/leastGain {
-		var again residency.Tape
-		if again, faster = retimed(p.Tape, *last); faster {
-			p.Tape = again
-			if err := r.retime(&p, l); err != nil {
-				return err
-			}
+	p, last := *l.profile, r.off.Tape()
+	shortest := min(last.Span, p.Tape.Span)
+	l.calibrated = max(last.Span, p.Tape.Span) <= shortest+shortest/likeness || l.looks == mostLooks || r.scopes != nil
+	if last.Span < p.Tape.Span-p.Tape.Span/leastGain {
+		if again, ok := retimed(p.Tape, *last); ok {
+			p.Tape, l.quicker = again, true
 		}
 	}
-	if !faster && !r.byName() { // the solver would find the same again
+	if err := r.retime(&p, l); err != nil {
+		return err
+	}
+	l.profile = &p
+	if !l.calibrated || !l.quicker && !r.byName() { // the solver would find the same again
 		return nil
 	}
 	d, err := r.decide(&p, l)
@@ -58,7 +72,7 @@ func (r *Runtime) calibrate(l *learned) error {
 	if d == nil {
 		return r.recordAgain(l, &p)
 	}
-	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
+	l.limit, l.decision, l.policy, l.plan = r.limit(), d, d.Policy, d.Plan
 	return r.apply(l, d, &p)
 }
 

@@ -14,89 +14,102 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// SPEC S5.5: a pause in the middle of the recorded step, as the loading of code is
-// one, is not in the forecast of the steps after it; one in the second step, which
-// is timed too, is not either; one in both is in it.
+// SPEC S5.5: pauses in the middle of recorded and timed steps, as the loading of code and
+// a machine that stands still make them, are not in the forecast of the steps after them. One
+// that is in two steps alike, or in all that are timed, is in it.
 func TestDisturbedSteps(t *testing.T) {
 	const pause = 250 * time.Millisecond // twelve times the work of the step
 	for name, x := range map[string]struct {
-		set   memory.Scopes
-		in    map[int]bool // calls of the body
-		stays bool
+		set    memory.Scopes
+		pauses []time.Duration // by the step, in multiples
+		stays  bool
 	}{
-		"the first":         {0, map[int]bool{1: true}, false},
-		"the second":        {0, map[int]bool{2: true}, false},
-		"both":              {0, map[int]bool{1: true, 2: true}, true},
-		"the first, whole":  {whole, map[int]bool{1: true}, false},
-		"the first, scopes": {scopes, map[int]bool{1: true}, false},
+		"the first":          {0, []time.Duration{1}, false},
+		"the second":         {0, []time.Duration{0, 1}, false},
+		"both alike":         {0, []time.Duration{1, 1}, true},
+		"both":               {0, []time.Duration{1, 2}, false},
+		"both, less":         {0, []time.Duration{2, 1}, false},
+		"the second, larger": {0, []time.Duration{1, 3, 0, 2}, false},
+		"eight":              {0, []time.Duration{9, 8, 7, 6, 5, 4, 3, 2}, false},
+		"all":                {0, []time.Duration{10, 9, 8, 7, 6, 5, 4, 3, 2}, true},
+		"the first, whole":   {whole, []time.Duration{1}, false},
+		"the first, scopes":  {scopes, []time.Duration{1}, false},
 	} {
 		c := on(0, Config{Scopes: x.set, ByHand: hand("core_attn", "mlp_norm")})
 		c.layers, c.work, c.dry, c.pipeline.Microbatches = 2, 500*time.Microsecond, true, 1
 		must(t, c, func(l *loop, rng *rand.Rand) error {
 			l.fail = func(g memory.GroupID) error {
-				if x.in[l.calls] && g.Name == "mlp_norm" && g.Layer == 1 && g.Microbatch == 0 && !l.compute.Capturing() {
-					l.compute.Host(func() { time.Sleep(pause) })
+				if l.calls <= len(x.pauses) && g.Name == "mlp_norm" && g.Layer == 1 && g.Microbatch == 0 && !l.compute.Capturing() {
+					n := x.pauses[l.calls-1]
+					l.compute.Host(func() { time.Sleep(n * pause) })
 				}
 				return nil
 			}
-			for range 4 {
+			for range len(x.pauses) + 3 {
 				if err := l.one(l.key(), rng); err != nil {
 					return err
 				}
 			}
 			d := l.rt.Decision(l.key())
 			if got := d.Forecast.Step >= pause; got != x.stays || d.Forecast.Counts.OutBytes == 0 || l.rt.Summary(l.key()).Counts.Departed {
-				t.Errorf("%s: a step of %v is forecast, with a pause of %v", name, d.Forecast.Step, pause)
+				t.Errorf("%s: a step of %v is forecast, with pauses of %v", name, d.Forecast.Step, pause)
+			}
+			if l.rt.keys[l.key()].timed {
+				t.Errorf("%s: steps are still timed", name)
 			}
 			return nil
 		})
 	}
 }
 
-// The time that recomputing takes is the shorter of two: that of the second step if the
-// first was slow, and that of the first for a group that was slower in the second.
+// The time that recomputing takes is the shortest of all steps that were timed: of the second
+// if the first was slow, of the first for a group that was slower in the second, and of the third
+// even if that step was not the shortest.
 func TestRetime(t *testing.T) {
 	c := on(0, Config{ByHand: hand("core_attn")})
 	c.layers, c.work, c.dry, c.pipeline.Microbatches = 2, 500*time.Microsecond, true, 1
-	late := memory.Unit{Name: "mlp_norm", Layer: 1}
+	late, other := memory.Unit{Name: "mlp_norm", Layer: 1}, memory.Unit{Name: "core_attn", Layer: 0}
 	must(t, c, func(l *loop, rng *rand.Rand) error {
 		l.fail = func(g memory.GroupID) error {
-			if l.calls == 2 {
+			switch u := g.Unit(); {
+			case l.calls == 1:
+				l.work = 10 * c.work
+			case l.calls == 2 && u == late:
+				l.work = 20 * c.work
+			case l.calls == 3 && u == other:
+				l.work = 90 * c.work
+			default:
 				l.work = c.work
-			}
-			if l.calls == 2 && g.Unit() == late {
-				l.work *= 20
 			}
 			return nil
 		}
-		l.work = 10 * c.work
-		for range 3 {
+		for step := range 3 {
 			if err := l.one(l.key(), rng); err != nil {
 				return err
 			}
-			l.work = c.work
-		}
-		seen := 0
-		for u, f := range l.rt.Profile(l.key()).Units {
-			want := c.work
-			if u == late {
-				want *= 10
+			seen := 0
+			for u, f := range l.rt.Profile(l.key()).Units {
+				want := c.work
+				if step == 0 || step == 1 && u == late {
+					want *= 10
+				}
+				if f.Recompute == 0 {
+					continue
+				}
+				if seen++; f.Recompute != want {
+					t.Errorf("step %d: recomputing %v takes %v, want %v", step, u, f.Recompute, want)
+				}
 			}
-			if f.Recompute == 0 {
-				continue
+			if seen < 2 {
+				t.Errorf("step %d: %d units can be recomputed", step, seen)
 			}
-			if seen++; f.Recompute != want {
-				t.Errorf("recomputing %v takes %v, want %v", u, f.Recompute, want)
-			}
-		}
-		if seen < 2 {
-			t.Errorf("%d units can be recomputed", seen)
 		}
 		return nil
 	})
@@ -234,10 +247,20 @@ func (l *loop) rowed(most stash.Rows, rng *rand.Rand) error {
 	return l.compare()
 }
 
-// SPEC S5.5: if the first step was slow, copies seem to cost nothing. The times of the
-// second step show that recomputing more is cheaper, and the runtime changes its mind: steps
-// are as short as if the first had been quick. Where steps are captured, it keeps to
-// copies.
+// slowLinks puts a CPU with modelled links in the place of a device.
+func slowLinks(t *testing.T, l memory.Links) func(device.Device) device.Device {
+	return func(dev device.Device) device.Device {
+		slow, err := cpu.Open(cpu.Options{CopyThreads: 1, Links: cpu.Links{Out: cpu.Link{BytesPerSecond: l.Out}, In: cpu.Link{BytesPerSecond: l.In}}})
+		if err = errors.Join(err, dev.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return slow
+	}
+}
+
+// SPEC S5.5: if the first steps were slow, copies seem to cost nothing. The times of later
+// steps show that recomputing more is cheaper, and the runtime changes its mind: steps
+// are as short as if all had been quick. Where steps are captured, it keeps to copies.
 func TestRecomputeAfterASlowStep(t *testing.T) {
 	if testing.Short() {
 		t.Skip("solves many times")
@@ -248,19 +271,25 @@ func TestRecomputeAfterASlowStep(t *testing.T) {
 	for _, x := range []struct {
 		share memory.Bytes // per cent of what is saved
 		set   memory.Scopes
-		slow  time.Duration // how many times slower the first step is
-	}{{65, 0, 30}, {45, 0, 6}, {65, scopes, 30}} {
+		slow  []time.Duration // how many times slower the first steps are
+	}{
+		{65, 0, []time.Duration{30}}, {45, 0, []time.Duration{6}}, {65, scopes, []time.Duration{30}},
+		{65, 0, []time.Duration{30, 20, 12, 7}}, {65, 0, []time.Duration{1, 1, 30}}, {45, 0, []time.Duration{30, 1, 20, 6, 1, 9}},
+	} {
 		c := c
 		c.SavedLimit, c.Scopes, c.Links = all*x.share/100/256*256, x.set, memory.Links{Out: 4e6, In: 4e6}
-		train := func(slow time.Duration) (d *policy.Decision, redone []int) {
-			must(t, c, func(l *loop, rng *rand.Rand) error {
+		train := func(slow []time.Duration) (d *policy.Decision, redone []int, took time.Duration) {
+			mustOn(t, slowLinks(t, c.Links), c, func(l *loop, rng *rand.Rand) error {
 				quick := l.work
-				l.work *= slow
-				for range 7 {
+				for step := range 7 + len(slow) {
+					if l.work = quick; step < len(slow) {
+						l.work *= slow[step]
+					}
+					began := time.Now()
 					if err := l.train(1, rng); err != nil {
 						return err
 					}
-					l.work = quick
+					took = time.Since(began)
 					n := 0
 					if d = l.rt.Decision(l.key()); d != nil {
 						for _, c := range d.Policy {
@@ -276,14 +305,34 @@ func TestRecomputeAfterASlowStep(t *testing.T) {
 				}
 				return nil
 			})
-			return d, redone
+			return d, redone, took
 		}
-		d, redone := train(x.slow)
-		want, usual := train(1)
-		t.Logf("%+v: %v and %v recomputed; forecasts of %v, and %v if all steps are quick", x, redone, usual, d.Forecast.Step, want.Forecast.Step)
-		if near := d.Forecast.Step.Seconds() < 1.05*want.Forecast.Step.Seconds(); near != (x.set == 0) {
-			t.Errorf("%+v: a forecast of %v, and %v if all steps are quick", x, d.Forecast.Step, want.Forecast.Step)
+		d, redone, took := train(x.slow)
+		want, usual, least := train(nil)
+		t.Logf("%+v: %v and %v recomputed; forecasts of %v, and %v if all steps are quick; the last took %v and %v", x, redone, usual, d.Forecast.Step, want.Forecast.Step, took, least)
+		if near := d.Forecast.Step.Seconds() < 1.05*want.Forecast.Step.Seconds() && took.Seconds() < 1.05*least.Seconds(); near != (x.set == 0) {
+			t.Errorf("%+v: a forecast of %v, and %v if all steps are quick; steps of %v and %v", x, d.Forecast.Step, want.Forecast.Step, took, least)
 		}
+	}
+}
+
+// A search whose effort was not given must pay: where steps are short, it tries less.
+func TestSearchMustPay(t *testing.T) {
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: 10 * time.Microsecond, dry: true}
+	c.pipeline.Microbatches = 1
+	c.SavedLimit, c.NoRecompute = extent(t, on(0, Config{}).like(c))*45/100/256*256, true
+	c.Links = memory.Links{Out: 4e8, In: 4e8}
+	var tried [2]int
+	for effort := range tried {
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			l.rt.cfg.Effort = float64(effort)
+			err := l.train(1, rng)
+			tried[effort] = l.rt.Decision(l.key()).Tried
+			return err
+		})
+	}
+	if tried[0] >= tried[1] {
+		t.Errorf("%d candidates, and %d if all effort is asked for", tried[0], tried[1])
 	}
 }
 
@@ -390,7 +439,7 @@ func TestSpareRoom(t *testing.T) {
 			if recomputes(e) != x.fits || x.fits && e.Forecast.Extent > c.SavedLimit-2*largest || e.Budget != c.SavedLimit {
 				t.Errorf("%d %%: recomputes is %v, takes %v of %v, with groups of %v; the budget is %v", x.share, recomputes(e), e.Forecast.Extent, c.SavedLimit, largest, e.Budget)
 			}
-			k := &learned{again: true} // earlier steps went well
+			k := &learned{anew: mostAnew} // earlier steps went well
 			again, err := l.rt.solve(&p, k)
 			if again == nil {
 				again = k.first

@@ -47,7 +47,8 @@ type Config struct {
 	// NoRecompute and NoOffload forbid the solver these choices. The recorded step may
 	// still offload what finds no room, because its choices are not made yet.
 	NoRecompute, NoOffload bool
-	// Effort is the part of its usual search that the solver may take. Zero means all.
+	// Effort is the part of its usual search that the solver may take. Zero means all, as far
+	// as that can pay within a few steps.
 	Effort float64
 
 	// Scopes are captured as graphs after WarmUp eager steps. Zero means two, of which the

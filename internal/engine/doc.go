@@ -17,7 +17,7 @@
 //	runtime.go     what lives from Open to Close
 //	learn.go       what is known of the steps under a key, and how it becomes a plan
 //	rows.go        rows of experts, and in which tier the stash keeps them
-//	calibrate.go   the second look at a recorded step's times
+//	calibrate.go   the later looks at a recorded step's times
 //	savedlimit.go  the limit on saved tensors, and plans under a changed limit
 //	step.go        a step from its beginning to its end
 //	group.go       what a forward pass saves, and how a backward pass finds it

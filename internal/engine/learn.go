@@ -37,18 +37,20 @@ type learned struct {
 	stats    offload.Stats // of the step issued last
 	issued   bool          // the step under way was issued, and not only replayed
 	recorded bool
-	// calibrated reports whether times were taken a second time, and timed whether the step
-	// that was issued last took them.
-	calibrated, timed bool
+	// looks counts the steps that were timed again, and timed reports whether the step that was
+	// issued last is one. Calibrated reports whether times are final, and quicker whether they
+	// are shorter than those that the plan was made from.
+	looks                      int
+	timed, calibrated, quicker bool
 
 	limit       memory.Bytes // the limit that the plan was made under
-	again       bool         // a first step was recorded anew
+	anew        int          // how many times a first step was recorded anew
 	noRecompute bool         // it was tried, and there is no room for it
 }
 
 // begin forgets what an earlier recording found.
 func (l *learned) begin() {
-	*l = learned{first: l.first, again: l.again, noRecompute: l.noRecompute, stats: l.stats, extent: l.extent, early: l.early}
+	*l = learned{first: l.first, anew: l.anew, noRecompute: l.noRecompute, stats: l.stats, extent: l.extent, early: l.early}
 }
 
 // span holds the calls of a scope in a recorded step; later steps capture the scope.
@@ -275,22 +277,34 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	return d, nil
 }
 
+// payIn is the number of steps in which a search for better choices must pay, unless its
+// effort was given. A step waits for it, and the times that it goes by may be spoilt.
+const payIn = 10
+
+// mostAnew is how many times a first step is recorded anew.
+const mostAnew = 3
+
 // solve makes the choices for a budget. If the solver recomputes something, solve returns
 // nil, and the next step is recorded under that choice, because only that step shows what
 // recomputing loads and allocates. The units that it recomputed are then settled, and solve
 // decides about the rest. If that step was much shorter than the first, which may have
-// loaded code, solve forgets both, once, and a first step is recorded anew.
+// loaded code or was disturbed, solve forgets both, and a first step is recorded anew, at
+// most mostAnew times.
 func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error) {
 	r.restrict(p)
 	for u := range l.redone {
 		p.Units[u] = policy.Facts{}
 	}
 	first := l.first
-	if first != nil && !l.again && r.scopes == nil && float64(p.Tape.Span) < 0.9*float64(first.Before.Compute) {
-		l.first, l.again = nil, true // the first step was slow, so it showed too wide windows
+	if first != nil && l.anew < mostAnew && r.scopes == nil && float64(p.Tape.Span) < 0.9*float64(first.Before.Compute) {
+		l.first = nil // the first step was slow, so it showed too wide windows
+		l.anew++
 		return nil, nil
 	}
 	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && first == nil, Effort: r.cfg.Effort}
+	if r.cfg.Effort == 0 {
+		allowed.PayIn = payIn
+	}
 	if l.known && r.scopes != nil {
 		allowed.Recompute = false // scopes are warm, and recording would make their graphs stale
 	}

@@ -152,13 +152,16 @@ func (v *solver) splitRows(best *trial) *trial {
 	}
 	const parts = 8
 	for i := range schedule.Pages(parts + 1) {
+		if v.dear(best) {
+			return best
+		}
 		at(all*i/parts, whole)
 	}
 	if best == whole {
 		return best
 	}
 	step := all / parts
-	for step /= 2; step > all/128; step /= 2 {
+	for step /= 2; step > all/128 && !v.dear(best); step /= 2 {
 		middle := best.pages
 		at(max(middle-step, 0), best)
 		at(min(middle+step, all), best)

@@ -16,11 +16,15 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Allowed holds the choices that a solver may make besides keep and stash, and the part of
-// its usual search that it may take; 0 means all of it.
+// Allowed holds the choices that a solver may make besides keep and stash, and how long it
+// may search.
 type Allowed struct {
 	Offload, Recompute bool
-	Effort             float64
+	// Effort is the part of its usual search that a solver may take; 0 means all of it.
+	Effort float64
+	// PayIn, unless it is 0, ends a search for improvements once it has taken as long as they
+	// could save in so many steps.
+	PayIn float64
 }
 
 func (a Allowed) may(c memory.Choice) bool {
@@ -148,7 +152,8 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 	if before.err != nil {
 		panic("policy: a step without a memory limit does not fit: " + before.err.Error())
 	}
-	v.cfg.Device, v.shortest = max(budget-p.Base, 0), 1.0005*before.paid(l)
+	v.cfg.Device, v.least = max(budget-p.Base, 0), before.paid(l)
+	v.shortest = 1.0005 * v.least
 	v.prepare(before)
 	if cfg.Borrowed && p.Rows == nil {
 		v.bounds = newBounds(p, cfg)
@@ -207,7 +212,8 @@ type solver struct {
 	seen     map[string]bool
 	tried    int
 	maxTries int     // candidates after which the search ends
-	shortest float64 // a step time that counts as good as that with everything kept
+	least    float64 // the step time with everything kept
+	shortest float64 // a step time that counts as good as that
 	hostFull bool    // a candidate did not fit host memory
 	bounds   *bounds // of memory and time, if memory is counted; else nil
 	bounded  int     // candidates that were compared with their bounds
@@ -281,7 +287,17 @@ func (v *solver) try(pol memory.Policy) *trial {
 // spent reports whether the search should end: best is as good as possible, or enough
 // candidates were tried, each of which runs the whole tape.
 func (v *solver) spent(best *trial) bool {
-	return v.tried+v.bounded/boundsPerTry >= v.maxTries || v.enough(best)
+	return v.tried+v.bounded/boundsPerTry >= v.maxTries || v.enough(best) || v.dear(best)
+}
+
+// secondsPerCall is about how long a candidate takes for each call of the tape, on one
+// processor of 2024. Searches do not read a clock, so that they find the same on any machine.
+const secondsPerCall = 2e-6
+
+// dear reports whether the search has taken as long as anything better than best could save.
+func (v *solver) dear(best *trial) bool {
+	took := float64(v.tried) * float64(len(v.p.Tape.Ops)) * secondsPerCall
+	return v.allowed.PayIn > 0 && took > v.allowed.PayIn*(best.paid(v.l)-v.least)
 }
 
 // enough reports whether no other candidate is worth a search.

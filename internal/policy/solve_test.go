@@ -491,3 +491,33 @@ func TestSharesCountWhatLeaves(t *testing.T) {
 		t.Errorf("%d bytes moved, %d out and %d in", shares[0].Moved, c.OutBytes, c.InBytes)
 	}
 }
+
+// A search that must pay ends once it has taken as long as it could save: sooner if steps are
+// short, and not at all if they are long. What it finds by then is followed all the same.
+func TestSearchPays(t *testing.T) {
+	solve := func(scale time.Duration, allowed Allowed) *Decision {
+		p := record(passes(t, schedule.Pipeline{Ranks: 1, Chunks: 1, Microbatches: 1}, 0), 10,
+			module{"attn_norm", 10 << 20, scale, 2 * scale}, module{"core_attn", 60 << 20, 4 * scale, 8 * scale}, module{"mlp", 80 << 20, scale, 2 * scale})
+		l := memory.Links{Out: 2 << 20 / scale.Seconds(), In: 2 << 20 / scale.Seconds()} // the same waits at every scale
+		kept, err := Simulate(p, nil, nil, l, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := Solve(p, l, cfg, kept.Extent/2, allowed)
+		if err != nil || d.Forecast.Extent > kept.Extent/2 || d.costsNothing() {
+			t.Fatalf("%v, or the copies hide", err)
+		}
+		return d
+	}
+	must := everything
+	must.PayIn = 10
+	for _, x := range []struct {
+		scale time.Duration
+		cut   bool
+	}{{time.Microsecond, true}, {time.Second, false}} {
+		whole, d := solve(x.scale, everything), solve(x.scale, must)
+		if x.cut != (d.Tried < whole.Tried) || d.Tried > whole.Tried || d.Forecast.Step < whole.Forecast.Step || d.Forecast.Step > 2*whole.Forecast.Step {
+			t.Errorf("by the %v: %d candidates and a step of %v, and without an end %d and %v", x.scale, d.Tried, d.Forecast.Step, whole.Tried, whole.Forecast.Step)
+		}
+	}
+}
