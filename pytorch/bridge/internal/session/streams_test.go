@@ -173,7 +173,7 @@ func TestSwitchOfStreams(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := newStreamer(t, cfg)
-			for i := range 4 { // recorded and measured, for which the host waits
+			for i := range 18 { // recorded, and measured eight times at most, for which the host waits
 				c.step(fmt.Sprint("k", i%2), 0, byte(i), false)
 			}
 			syncs := c.dev.Counters().HostSyncs
