@@ -79,12 +79,13 @@ func (env environment) local(p *Place, rank, size string) error {
 
 // port reads a port.
 func (env environment) port(name string) (int, error) {
-	n, set, err := env.number(name)
-	if err != nil {
-		return 0, err
+	v := env(name)
+	if v == "" {
+		return 0, nil
 	}
-	if set && (n == 0 || n > math.MaxUint16) {
-		return 0, fmt.Errorf("expected %s to be a port from 1 to 65535, got %d", name, n)
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > math.MaxUint16 {
+		return 0, fmt.Errorf("expected %s to be a port from 1 to 65535, got %q; correct it, or unset it if no launcher set it", name, v)
 	}
 	return n, nil
 }

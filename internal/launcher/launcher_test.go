@@ -89,6 +89,7 @@ func TestFindRefuses(t *testing.T) {
 		"RANK=-1 WORLD_SIZE=4":                                  "expected RANK to be a number",
 		"RANK=0 WORLD_SIZE=4 MASTER_PORT=1":                     "MASTER_PORT is set, but MASTER_ADDR is not",
 		"RANK=0 WORLD_SIZE=4 MASTER_PORT=70000":                 "expected MASTER_PORT to be a port",
+		"RANK=0 WORLD_SIZE=4 MASTER_PORT=zz":                    "expected MASTER_PORT to be a port from 1 to 65535, got \"zz\"; correct it, or unset it",
 		"RANK=0 WORLD_SIZE=4 " + ompiVars:                       "the launcher (RANK and WORLD_SIZE) says that this is rank 0 of 4, but Open MPI says rank 1 of 4",
 		pmiVars + " " + ompiVars:                                "Open MPI says that this is rank 1 of 4, but MPICH (PMI) says rank 2 of 4",
 		torchVars + " STOWAGE_PORT=0":                           "expected STOWAGE_PORT to be a port",

@@ -162,23 +162,32 @@ func (s *service) greet(conn net.Conn) *member {
 	if err == nil && string(said) == magic {
 		msg, err = readMessage(conn, maxHello)
 	}
+	m, why := s.admit(conn, msg, err)
+	if why != "" { // a rank that does not read it holds up nobody else
+		_ = conn.SetWriteDeadline(time.Now().Add(s.opts.Patience))
+		_ = writeMessage(conn, &message{Kind: refused, Text: why})
+	}
+	return m
+}
+
+// admit makes a member of a rank that said msg, or says why it cannot come. Strangers get
+// neither.
+func (s *service) admit(conn net.Conn, msg *message, err error) (m *member, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.strays, conn)
 	if err != nil || msg == nil || msg.Kind != hello || msg.Token != s.token || s.stopping {
-		return nil
+		return nil, ""
 	}
-	if why := s.refuse(msg); why != "" {
-		_ = conn.SetWriteDeadline(time.Now().Add(s.opts.Patience))
-		_ = writeMessage(conn, &message{Kind: refused, Text: why})
-		return nil
+	if why = s.refuse(msg); why != "" {
+		return nil, why
 	}
-	m := &member{conn: conn, out: make(chan *message, 256), state: msg.State, heard: time.Now()}
+	m = &member{conn: conn, out: make(chan *message, 256), state: msg.State, heard: time.Now()}
 	s.members[m.state.Rank] = m
 	s.tasks.Go(func() { m.write(s.opts.Patience) })
 	m.send(&message{Kind: hello, State: State{Host: s.leader.Host}})
 	s.compare(m, msg)
-	return m
+	return m, ""
 }
 
 // refuse says why a rank cannot come, or "".

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
@@ -84,6 +85,34 @@ func TestBeats(t *testing.T) {
 			t.Errorf("%d ranks with a patience of %v: every %v, want %v", x.size, x.patience, got, x.want)
 		}
 	}
+}
+
+// A rank that is refused and does not read that holds nobody up.
+func TestRefusedWhoDoesNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{token: "t", opts: Options{Patience: time.Second}, members: make([]*member, 3), strays: map[net.Conn]bool{}}
+		there, here := net.Pipe()
+		go func() {
+			s.greet(there)
+			_ = there.Close()
+		}()
+		if _, err := here.Write([]byte(magic)); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeMessage(here, &message{Kind: hello, Token: "t", Size: 4}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // until it writes
+		if !s.mu.TryLock() {
+			t.Error("the service holds its lock while it writes")
+		} else {
+			s.mu.Unlock()
+		}
+		if m, err := readMessage(here, maxHello); err != nil || m.Kind != refused {
+			t.Errorf("%+v, %v", m, err)
+		}
+		synctest.Wait()
+	})
 }
 
 // A rank that meets a stranger tries again, and one that is refused does not.

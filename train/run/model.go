@@ -98,6 +98,16 @@ func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
 	return m, set, nil
 }
 
+// jsonLine returns the line of an object of JSON in which it is wrong. It returns 0 for any
+// other text.
+func jsonLine(text []byte, err error) int {
+	var syntax *json.SyntaxError
+	if !errors.As(err, &syntax) || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		return 0
+	}
+	return 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n"))
+}
+
 // load reads the keys of a file, or of the config.json in a folder.
 func (s *ModelSpec) load() error {
 	file := s.Name
@@ -110,12 +120,14 @@ func (s *ModelSpec) load() error {
 	}
 	keys := map[string]any{}
 	// Python writes NaN into such files, which YAML allows and JSON does not.
-	if json.Unmarshal(text, &keys) != nil {
+	if wrong := json.Unmarshal(text, &keys); wrong != nil {
 		err := input.UnmarshalYAML(text, &keys)
 		var invalid *input.YAMLError
 		switch {
 		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
 			return refuse("Model", s.Name, fmt.Sprintf("gives a key of line %d twice", invalid.Line), "leave one of them out")
+		case err != nil && jsonLine(text, wrong) > 0:
+			return refuse("Model", s.Name, fmt.Sprintf("is not JSON in line %d: %v", jsonLine(text, wrong), wrong), "correct it, or give the keys in YAML")
 		case err != nil && !errors.As(err, &invalid):
 			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
 		case err != nil:

@@ -193,18 +193,31 @@ func (t *tracing) attach(d disk.FS, dir string, part int, stepped bool) (made, a
 		path := filepath.Join(folder, name)
 		switch {
 		case isAside(name): // of a run that a killed one replaced
-			err = cmp.Or(err, d.Remove(path))
+			err = cmp.Or(err, replaced(path, d.Remove(path)))
 		case part == 0 && tracePart(name) >= 0:
 			to := filepath.Join(folder, setAside(name))
 			if e := d.Rename(path, to); e != nil {
-				err = cmp.Or(err, e)
+				err = cmp.Or(err, replaced(path, e))
 				continue
 			}
 			aside = append(aside, to)
 		}
 	}
 	opened, e := t.openAll(d, dir, part)
-	return append(made, opened...), aside, t.fail(cmp.Or(err, e, d.SyncDir(folder)))
+	if err = cmp.Or(err, e); err == nil {
+		if err = d.SyncDir(folder); err != nil {
+			err = fmt.Errorf("cannot write %s: %w", folder, input.Cause(err))
+		}
+	}
+	return append(made, opened...), aside, t.fail(err)
+}
+
+// replaced words the error of a trace of an earlier run that was in the way.
+func replaced(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("cannot replace %s: %w", path, input.Cause(err))
 }
 
 // openAll creates the files of the traces.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -239,6 +240,44 @@ func TestTracesOnAFullDisk(t *testing.T) {
 	s, err := j.Run(context.Background(), "/disk/run", false, NewProgress(&said, nil, nil))
 	if err != nil || !s.Finished || !strings.Contains(said.String(), "warning: ") || !strings.Contains(said.String(), "no space left") {
 		t.Errorf("%+v, %v; it says %q", s, err, said.String())
+	}
+}
+
+// unsynced is a disk that has no more files open for the sync of a folder of traces, and
+// stuck one whose earlier traces cannot be moved.
+type (
+	unsynced struct{ disk.FS }
+	stuck    struct{ disk.FS }
+)
+
+func (unsynced) SyncDir(name string) error {
+	return &fs.PathError{Op: "open", Path: name, Err: syscall.EMFILE}
+}
+
+func (stuck) Rename(from, to string) error {
+	return &os.LinkError{Op: "rename", Old: from, New: to, Err: syscall.EACCES}
+}
+
+// What goes wrong with a folder of traces is said in one sentence with its cause alone.
+func TestTracesThatCannotBeAttached(t *testing.T) {
+	for want, wrap := range map[string]func(disk.FS) disk.FS{
+		"cannot write /d/trace: too many open files (ulimit -n allows no more)": func(d disk.FS) disk.FS { return unsynced{d} },
+		"cannot replace /d/trace/rank-0.trace: permission denied":               func(d disk.FS) disk.FS { return stuck{d} },
+	} {
+		p := disktest.New().Process("run")
+		if _, err := disk.MakeAll(p, "/d/trace"); err != nil {
+			t.Fatal(err)
+		}
+		f, err := p.Create("/d/trace/rank-0.trace")
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := new(tracing).attach(wrap(p), "/d", 0, true); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }
 

@@ -486,6 +486,24 @@ func TestModelFilesThatSayNothing(t *testing.T) {
 	}
 }
 
+// An object of JSON that is damaged is refused in the words of JSON, with the line.
+func TestModelFilesThatAreDamaged(t *testing.T) {
+	for text, want := range map[string]string{
+		"{\n\"hidden_size\": 8,\n\"x\": [1, 2}\n": "is not JSON in line 3: invalid character '}'",
+		"{\n\"hidden_size\": 8":                   "is not JSON in line 2: unexpected end of JSON input",
+		"hidden_size: [1, 2\n":                    "is neither JSON nor YAML",
+	} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		spec := ModelSpec{Name: file}
+		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
 // Viewers of a resumed run see the peak of the whole run.
 func TestViewersSeePeaksBefore(t *testing.T) {
 	server, err := live.Listen("127.0.0.1:0", "")

@@ -17,9 +17,9 @@ import (
 const most = 1 << 26
 
 // deepSpeedKeys returns the file as an object if it is DeepSpeed's. Keys of its batch or its
-// sharding tell.
+// sharding tell, and objects for its precision, which models have as single values.
 func deepSpeedKeys(data []byte) (map[string]any, error) {
-	if !strings.HasPrefix(strings.TrimSpace(string(data[:min(len(data), 4096)])), "{") || !deepSpeedKey.Match(data) {
+	if !strings.HasPrefix(strings.TrimSpace(string(data[:min(len(data), 4096)])), "{") || !deepSpeedKey.Match(data) && !deepSpeedPrecisions.Match(data) {
 		return nil, nil
 	}
 	var keys map[string]any
@@ -32,13 +32,16 @@ func deepSpeedKeys(data []byte) (map[string]any, error) {
 	if err != nil {
 		return nil, nil
 	}
-	for key := range keys {
-		if deepSpeedKey.MatchString(`"` + key + `"`) {
+	for key, value := range keys {
+		_, object := value.(map[string]any)
+		if deepSpeedKey.MatchString(`"`+key+`"`) || object && (key == "bf16" || key == "fp16") {
 			return keys, repeated(data)
 		}
 	}
 	return nil, nil
 }
+
+var deepSpeedPrecisions = regexp.MustCompile(`['"](bf16|fp16)['"]\s*:\s*\{`)
 
 var deepSpeedKey = regexp.MustCompile(`['"](zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|gradient_accumulation_steps|zero_allow_untested_optimizer)['"]`)
 

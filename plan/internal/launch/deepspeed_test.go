@@ -9,6 +9,8 @@ import (
 func TestWrongDeepSpeed(t *testing.T) {
 	checkWrong(t, []wrong{
 		{"{\n\"train_batch_size\": 8,\n}", false, []string{"line 3 is not JSON", "comma"}},
+		{`{"bf16": {"enabled": 1}}`, false, []string{"bf16.enabled is 1", "true or false"}},
+		{`{"fp16" : {"enabled": 1}}`, false, []string{"fp16.enabled is 1", "true or false"}},
 		{`{'train_batch_size': 8}`, false, []string{"line 1 is not JSON"}},
 		{`{"train_batch_size": 8, "train_batch_size": 16}`, false, []string{`"train_batch_size" is there twice`}},
 		{`{"zero_optimization": {"a": [{"b": 1}], "stage": 1, "stage": 2}}`, false, []string{`"stage" is there twice`}},

@@ -413,7 +413,8 @@ func TestWordsOfFailures(t *testing.T) {
 		{syscall.ENOSPC, 0, "cannot write the checkpoint of step 7 to " + o.folder()},
 		{syscall.EIO, 5, "cannot write the checkpoint of step 7 to " + o.folder()},
 	} {
-		if err := o.failed(7, x.need, x.err); !strings.HasPrefix(err.Error(), x.want) || !errors.Is(err, x.err) {
+		err := o.failed(7, x.need, x.err)
+		if !strings.HasPrefix(err.Error(), x.want) || !strings.HasSuffix(err.Error(), "; earlier checkpoints, if any, are complete") || !errors.Is(err, x.err) {
 			t.Errorf("%v, want %s", err, x.want)
 		}
 	}
