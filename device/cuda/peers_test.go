@@ -153,6 +153,37 @@ func TestChunks(t *testing.T) {
 	closeDevice(t, d)
 }
 
+// A region that shrinks keeps the chunks that reach into what stays, and maps the others again
+// when it grows.
+func TestShrink(t *testing.T) {
+	v, _ := newFake(t, memory.GiB)
+	d, err := v.open(Options{HostCapacity: memory.GiB})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStream(t, d, "s")
+	b, err := d.Reserve(memory.Device, 16*memory.MiB, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []memory.Bytes{2 * memory.MiB, 6 * memory.MiB, 12 * memory.MiB} {
+		if err := d.Grow(b, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := b.Mem.(*region)
+	for _, x := range []struct{ to, mapped memory.Bytes }{{7, 12}, {6, 6}, {3, 6}, {2, 2}} {
+		if r.shrink(x.to * memory.MiB); r.mapped() != x.mapped*memory.MiB {
+			t.Errorf("%v are mapped for %d MiB, want %d MiB", r.mapped(), x.to, x.mapped)
+		}
+	}
+	if f := r.grow(12 * memory.MiB); f != nil || r.mapped() != 12*memory.MiB {
+		t.Errorf("grown again: %v, %v are mapped", f, r.mapped())
+	}
+	s.Free(b)
+	closeDevice(t, d)
+}
+
 // A GPU that cannot access the memory, or that is not there, is an error with one sentence.
 func TestNoPeers(t *testing.T) {
 	v, f := newFake(t, memory.GiB)

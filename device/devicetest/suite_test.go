@@ -93,6 +93,7 @@ var found = map[fault]string{
 	"some waits are lost":                  "Random",
 	"capture errors have no type":          "Refusal/ForkNotJoined",
 	"who joined a capture does not say so": "Capture/MisusePanics",
+	"ended captures are forgotten":         "Refusal/WaitForEarlierCapture",
 	"some replays are lost":                "Capture/ReplaysManyTimes",
 	"replays wait":                         "Graph/UpdateLaterReplaysOnly",
 	"joins are nodes":                      "Fork/ThreeStreams",

@@ -75,9 +75,6 @@ func TestStashFaultsAreNoticed(t *testing.T) {
 			n := binary.LittleEndian.AppendUint64(nil, uint64(o.MaxRows+1))
 			r.s.Upload(r.layoutOf(0).Counts(r.set.All()).Slice(0, 8), n)
 			_, err := r.prove(o)
-			if err == nil || strings.Contains(err.Error(), "changed") {
-				err = r.sound()
-			}
 			return err
 		},
 		"groups found too few pages": func(r *stashRig, o StashOptions) error {

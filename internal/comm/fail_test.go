@@ -245,6 +245,30 @@ func TestPatienceOfAMessage(t *testing.T) {
 	})
 }
 
+// Ranks that wait for messages of each other are not in the collective that a rank waits in.
+func TestPatienceWithARing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := newSetting(4, 1, false, openCPU, Options{Patience: time.Minute}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Run(x.comms, func(c Comm) error {
+			s, b := x.streamAndBuffer(c)
+			if c.Rank() == 0 {
+				c.Barrier(s)
+				return c.Err()
+			}
+			time.Sleep(time.Second)
+			c.Recv(s, b.Slice(0, 8), c.Rank()%3+1)
+			return c.Err()
+		})
+		wantError(t, err, "rank 0 waited 1m0s in barrier #1 for ranks 1, 2, 3; find out")
+		if err := x.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A timer that fires late finds its rank in no call, or in a recent one, and nobody gives
 // up.
 func TestPatienceOfAnEarlierCall(t *testing.T) {
