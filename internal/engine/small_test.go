@@ -5,6 +5,7 @@ package engine
 import (
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
@@ -397,4 +398,30 @@ func TestGivenChoices(t *testing.T) {
 			}
 		}
 	}
+}
+
+// stubborn is recorded work that cannot be closed.
+type stubborn struct{ error }
+
+func (stubborn) Replay() error  { return nil }
+func (s stubborn) Close() error { return s.error }
+
+// What goes wrong when graphs are closed is not lost when the rows are closed after them.
+func TestCloseKeepsTheFirstError(t *testing.T) {
+	c := on(0, Config{Scopes: scopes, ByHand: hand("core_attn"), Stash: store(9, 400)})
+	c.most = 40
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		wrong := errors.New("the graph stays")
+		l.rt.scopes = capture.New(capture.RecorderFunc(func(func() error) (capture.Captured, error) { return stubborn{wrong}, nil }), capture.Config{WarmUp: 1})
+		for range 2 {
+			if err := l.rt.scopes.Run(capture.Key{}, func() error { return nil }); err != nil {
+				return err
+			}
+		}
+		if err := l.rt.Close(); !errors.Is(err, wrong) {
+			t.Errorf("%v, want %v", err, wrong)
+		}
+		l.rt = nil
+		return nil
+	})
 }

@@ -71,8 +71,7 @@ func Start(getenv func(string) string) (*Process, error) {
 		p.lib, err = mpi.Start(getenv)
 		started <- err
 		if err == nil {
-			<-p.ending
-			p.ended <- p.lib.Finalize()
+			p.end(p.lib.Finalize)
 		}
 	}()
 	if err := <-started; err != nil {
@@ -81,6 +80,12 @@ func Start(getenv func(string) string) (*Process, error) {
 	p.requests = mpi.NewRequests[token](p.lib)
 	go p.loop()
 	return p, nil
+}
+
+// end ends MPI when Finalize asks for it, which gets the error.
+func (p *Process) end(finalize func() error) {
+	<-p.ending
+	p.ended <- finalize()
 }
 
 // Rank returns the rank of this process.

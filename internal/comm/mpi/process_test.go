@@ -491,3 +491,28 @@ func TestTwoMPIs(t *testing.T) {
 		})
 	}
 }
+
+// What MPI says when it ends is what Finalize returns.
+func TestFinalizeReturnsTheError(t *testing.T) {
+	for _, wrong := range []error{nil, errors.New("MPI does not end")} {
+		rest, err := newSleeper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		nap, err := newSleeper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Process{rest: rest, nap: nap, ending: make(chan struct{}), ended: make(chan error)}
+		go p.end(func() error { return wrong })
+		got := make(chan error)
+		go func() { got <- p.Finalize() }()
+		for !p.posted() { // so that the loop does nothing else
+			runtime.Gosched()
+		}
+		p.loop()
+		if err := <-got; err != wrong {
+			t.Errorf("%v, want %v", err, wrong)
+		}
+	}
+}
