@@ -7,7 +7,7 @@ from unittest import mock
 
 from common import DEVICE, torch
 from noted import CPU, new, release_dead
-from stowage import _again, _step
+from stowage import _again, _managed, _step
 from stowage._again import state
 from stowage._errors import Error
 from stowage._managed import Following, Passes, Units
@@ -343,6 +343,17 @@ class Blocks(unittest.TestCase):
         u.left_alone = True
         now.forward(u, u.module.forward, (leaf(3) * 2,), {})
         self.assertEqual([], calls.taken())
+
+    def test_budgets_of_compilers(self):
+        """A block is compiled once for each, and what was made for one is not taken for another."""
+        with mock.patch.object(_managed, "with_budget", lambda forward, budget: lambda x: (x * budget, forward)):
+            now, u, step, calls = self.follow(Choice(True, budget=0.5))
+            first = now.held(u, Choice(True, budget=0.5), _again.IN_PLACE, u.module.forward, (4,), {})
+            made = u.smaller[0.5]
+            other = now.held(u, Choice(True, budget=0.25), _again.IN_PLACE, u.module.forward, (4,), {})
+            now.held(u, Choice(True, budget=0.5), _again.IN_PLACE, u.module.forward, (4,), {})
+        self.assertEqual(((2.0, u.module.forward), (1.0, u.module.forward)), (first, other))
+        self.assertIs(made, u.smaller[0.5])
 
     def test_what_runs_inside(self):
         """A block knows that it is made again, and what is cheap in it; afterwards, and after an exception, the thread is as it was."""

@@ -49,6 +49,13 @@ class Reasons(unittest.TestCase):
             self.assertEqual(want, _explain._name(place, names))
 
 
+class Ledgers(unittest.TestCase):
+    def test_what_has_no_memory(self):
+        ledger = _explain.Ledger([(0, 50), (100, 20)], torch.device("cpu"))
+        self.assertEqual(0, ledger.take("weights", [torch.empty(0), None]))
+        self.assertEqual(0, sum(ledger.held.values()))
+
+
 class Scenes(unittest.TestCase):
     def test_what_is_given(self):
         model = nn.Linear(2, 2)

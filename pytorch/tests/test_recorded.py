@@ -1,6 +1,7 @@
 """What recorded steps find out about each block, in small cases."""
 
 import contextlib
+import gc
 import itertools
 import random
 import threading
@@ -12,7 +13,7 @@ from common import DEVICE, runtime, stowage, torch
 from noted import new
 from stowage import _again, _profile
 from stowage._again import Refused, state
-from stowage._errors import Error
+from stowage._errors import Error, TooSmall
 from stowage._planned import RECORDED
 from stowage._profile import Profile, Unit
 from stowage._smaller import OutOfMemory
@@ -72,6 +73,24 @@ class Followed(unittest.TestCase):
                 self.assertEqual(["a step is under way in another thread; end it before the next one begins"], said)
             self.assertIsNone(rt._now)
 
+    def test_a_budget_that_the_library_refuses(self):
+        """When a step begins, too, it is told in words about the budget."""
+        with runtime("budget", budget="1MiB", recompute=False) as rt:
+            with mock.patch.object(rt._library, "begin", side_effect=TooSmall("the limit is too small", 5 << 20)), self.assertRaisesRegex(stowage.BudgetError, r"^a budget of 1.0 MiB is too small: this step needs at least "), rt.step():
+                self.fail("it began")
+            self.assertIsNone(rt._step)
+
+    def test_weights_that_are_replaced(self):
+        """The storages of weights are those that there are when a step begins."""
+        model = nn.Linear(4, 4)
+        with runtime("budget", budget="1MiB") as rt:
+            rt.attach(model)
+            rt._refresh()
+            before = set(rt._weights)
+            model.weight = nn.Parameter(torch.zeros(4, 4))
+            rt._refresh()
+            self.assertEqual((2, 2, 1), (len(before), len(rt._weights), len(before & rt._weights)))
+
     def test_policies_are_copied(self):
         given = {"a": "offload"}
         with runtime(policy=given) as rt:
@@ -124,6 +143,14 @@ class Followed(unittest.TestCase):
                     raise KeyError
             with self.assertRaisesRegex(Error, "^this runtime is closed"), rt.step():
                 self.fail("it began")
+
+    def test_closed_when_nobody_has_it(self):
+        library = mock.Mock()
+        rt = stowage.Runtime(policy={"a": "offload"}, device="cpu", library=lambda *_: library)
+        library.close.assert_not_called()
+        del rt
+        gc.collect()
+        library.close.assert_called_once_with()
 
     def test_rows_that_are_never_stashed(self):
         """A report says so, and of those that are it does not."""
@@ -228,6 +255,24 @@ class Profiles(unittest.TestCase):
         self.assertEqual(sorted(order), order)
         self.assertTrue(all(stamp > 0 for stamp in order))
         self.assertEqual((None, None, None, []), (call.again, call.around, call.random, call.weights))
+
+    def test_calls_and_cheap_parts(self):
+        """Calls of a unit are numbered, and each of its cheap tensors is timed."""
+
+        class Gated(nn.Module):
+            def forward(self, x):
+                return (nn.functional.gelu(x) * nn.functional.silu(x * 2)).exp()
+
+        p, module = self.profile(), Gated()
+        u = Unit("block", module, None)
+        ys = [p.forward(u, module.forward, (leaf(3, 8) * 2,), {}) for _ in range(3)]
+        self.assertEqual([0, 1, 2], [c.number for c in p.calls])
+        sum(y.sum() for y in ys).backward()
+        for c in p.calls:
+            kinds = [e.kind for e in c.entries if e.kind]
+            self.assertEqual((["", *kinds], ["GeluBackward0", "SiluBackward0"]), ([kind for kind, _ in p.kinds[c]], sorted(set(kinds))))
+            stamps = [at for _, at in p.kinds[c]]
+            self.assertEqual((sorted(stamps), (stamps[0], stamps[-1])), (stamps, p.lean_times[c]))
 
     def test_what_second_passes_keep(self):
         """The first and the timed one make everything; one more keeps nothing."""

@@ -361,6 +361,13 @@ class Recorded(unittest.TestCase):
             self.assertEqual(("k", planner.keys["k"], error), (key, known, given))
             self.assertEqual(None if error is None else ("exceeded", (SIZE, 5, {"weights": 3})), facts.failure and tuple(facts.failure))
 
+    def test_states_of_keys(self):
+        known = Key()
+        known.recorded, known.steps = 1, 4
+        self.assertEqual((1, "recorded", 4), known.state())
+        known.plan, known.stage = Plan({}, {}, {}, {}, {}), "compare"
+        self.assertEqual((1, "compare", 4), known.state())
+
     def test_ranks_without_blocks_agree_too(self):
         planner = self.planner(several=True)
         planner._budget.exceeded, planner.units.list = lambda: None, []

@@ -105,6 +105,7 @@ class Times(unittest.TestCase):
             took = lambda run: self.took(run, dtype, tf32)
             for run, operations, elements in (
                 (lambda new: torch.mm(new(n, k), new(k, m)), 2 * n * k * m, n * k + k * m + n * m), (lambda new: torch.bmm(new(b, n, k), new(b, k, m)), 2 * b * n * k * m, b * (n * k + k * m + n * m)),
+                (lambda new: torch.baddbmm(new(b, n, m), new(b, n, k), new(b, k, m)), 2 * b * n * k * m, b * (n * k + k * m + 2 * n * m)), (lambda new: torch.addmm(new(m), new(n, k), new(k, m)), 2 * n * k * m, n * k + k * m + m + n * m),
                 (lambda new: torch.mv(new(n, k), new(k)), 2 * n * k, n * k + k + n), (lambda new: torch.nn.functional.conv2d(new(2, 3, 8, 8), new(5, 3, 3, 3), padding=1), 2 * 2 * 5 * 64 * 27, 2 * 3 * 64 + 5 * 27 + 2 * 5 * 64),
                 (lambda new: new(n, k).add_(new(n, k)), 0, 3 * n * k), (lambda new: new(n, k).sigmoid(), 0, 2 * n * k), (lambda new: torch.cat([new(n), new(m)]), 0, 2 * (n + m)),
             ):
@@ -217,6 +218,25 @@ class OnGPU(unittest.TestCase):
                 self.assertTrue(torch.is_autocast_cpu_enabled())
         with mock.patch.object(torch.cuda, "is_available", return_value=False):
             self.assertFalse(torch.is_autocast_enabled())
+
+    def test_backward_passes(self):
+        """What runs inside of them meets the kernels, too."""
+        seen, k = [], self.kernels()
+
+        class Looks(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                seen.append(torch.empty(3, device="cuda").device.type)
+                return g
+
+        x = torch.empty(3, device="meta", requires_grad=True)
+        with _trace.as_on_gpu(k):
+            Looks.apply(x).sum().backward()
+        self.assertEqual(["meta"], seen)
 
     def test_dropout(self):
         for fused, p, training, many in ((True, 0.5, True, 1), (False, 0.5, True, 0), (True, 0.5, False, 0), (True, 0.0, True, 0), (True, 1.0, True, 0)):

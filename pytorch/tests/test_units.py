@@ -8,7 +8,7 @@ import unittest
 from blocks import Attention, Block, Layer, Stack, stack
 from common import runtime, stowage, torch
 from stowage import _units
-from stowage._attach import listed
+from stowage._attach import called, listed
 from stowage._step import first_made
 from torch import nn
 
@@ -28,6 +28,12 @@ class Listed(unittest.TestCase):
         model.m8 = nn.Tanh()
         self.assertEqual("layers, layers.*, " + ", ".join(f"m{i}" for i in range(8)) + " and 1 more", listed(model))
         self.assertEqual("none", listed(nn.Tanh()))
+
+    def test_what_is_called(self):
+        """Of lists and dictionaries what is in them, at any depth."""
+        a, b, c = nn.Tanh(), nn.Tanh(), nn.Sequential(nn.Tanh())
+        self.assertEqual([a, b, c], list(called(nn.ModuleDict({"x": a, "y": nn.ModuleList([b, nn.ModuleDict({"z": c})])}))))
+        self.assertEqual([c], list(called(c)))
 
 
 def names(model, modules):
