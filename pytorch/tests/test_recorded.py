@@ -273,6 +273,7 @@ class Profiles(unittest.TestCase):
             self.assertEqual((["", *kinds], ["GeluBackward0", "SiluBackward0"]), ([kind for kind, _ in p.kinds[c]], sorted(set(kinds))))
             stamps = [at for _, at in p.kinds[c]]
             self.assertEqual((sorted(stamps), (stamps[0], stamps[-1])), (stamps, p.lean_times[c]))
+        self.assertEqual({"GeluBackward0", "SiluBackward0"}, p.refused.tried)
 
     def test_what_second_passes_keep(self):
         """The first and the timed one make everything; one more keeps nothing."""
