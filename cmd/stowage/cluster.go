@@ -263,6 +263,7 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 		return nil, c.once(err)
 	}
 	o := rendezvous.Options{Version: thisVersion().String(), Now: func() int64 { return time.Now().UnixNano() }}
+	o.Waits = func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 	if c.wait > 0 {
 		o.Timeout = min(c.wait, mostMeeting)
 	}

@@ -180,7 +180,7 @@ func (r refusal) Error() string { return string(r) }
 // connect joins the service, as soon as it is there.
 func (m *meeting) connect(ctx context.Context, place *launcher.Place, opts Options) (*Session, error) {
 	var last error
-	address := "rank 0"
+	address, began, told := "rank 0", time.Now(), opts.Waits == nil
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		in, err := m.invited(ctx)
 		if err == nil {
@@ -197,6 +197,10 @@ func (m *meeting) connect(ctx context.Context, place *launcher.Place, opts Optio
 			}
 		} else if ctx.Err() == nil {
 			return nil, err
+		}
+		if last != nil && !told && time.Since(began) >= opts.Patience {
+			told = true
+			opts.Waits(fmt.Sprintf("rank %d on %s waits for rank 0 at %s: %v", place.Rank, place.Host, address, plain(last)))
 		}
 		select {
 		case <-ctx.Done():

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
 )
@@ -65,6 +66,30 @@ func TestAddresses(t *testing.T) {
 	}
 	if got := in.from(&launcher.Place{Host: "other"}); !slices.Equal(got, want) {
 		t.Errorf("from another machine: %v", got)
+	}
+}
+
+// A rank that has not reached rank 0 for as long as its patience says once what it waits for.
+func TestSearchSaysWhatItWaitsFor(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	port, calls, said := freePort(t), 0, []string(nil)
+	m := &meeting{invited: func(context.Context) (*invitation, error) {
+		if calls++; calls == 6 {
+			cancel()
+		}
+		return &invitation{Port: port, Addresses: []string{"127.0.0.1"}}, nil
+	}}
+	opts := Options{Patience: 50 * time.Millisecond, Waits: func(text string) {
+		if said = append(said, text); calls < 2 {
+			t.Error("it is impatient")
+		}
+	}}
+	if _, err := m.connect(ctx, &launcher.Place{Rank: 1, Host: "h"}, opts); err == nil {
+		t.Error("somebody is there")
+	}
+	if want := "rank 1 on h waits for rank 0 at 127.0.0.1:" + port + ": connection refused"; len(said) != 1 || said[0] != want {
+		t.Errorf("it says %q, want %q once", said, want)
 	}
 }
 

@@ -37,6 +37,10 @@ type Options struct {
 	// Patience is how long a rank may be silent before it counts as failed. It is 5 seconds if zero.
 	Patience time.Duration
 
+	// Waits, unless it is nil, is told once what this rank waits for if it has not reached rank
+	// 0 within Patience.
+	Waits func(text string)
+
 	// Now reads the clock of this rank's traces, in nanoseconds. Without it, the clock
 	// begins with Join.
 	Now func() int64
