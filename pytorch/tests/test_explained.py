@@ -57,6 +57,13 @@ class Ledgers(unittest.TestCase):
 
 
 class Scenes(unittest.TestCase):
+    def test_tensors_that_cannot_be_read(self):
+        scene = _Scene(None, None)
+        with mock.patch.object(_explain, "Ledger") as ledger:
+            ledger.return_value = mock.Mock(unread=3, held={}, counted=False, total=lambda: 0)
+            scene._count(Explanation(), torch.device("cpu"), _memory.Picture())
+        self.assertIn("3 tensors could not be read", scene.notes)
+
     def test_what_is_given(self):
         model = nn.Linear(2, 2)
         scene = _Scene([model, None, 3], None)

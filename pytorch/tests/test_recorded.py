@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import pathlib
 import random
 import threading
 import unittest
@@ -11,9 +12,9 @@ from unittest import mock
 from blocks import Block, choices, one_pass, planned, stack, train
 from common import DEVICE, runtime, stowage, torch
 from noted import new
-from stowage import _again, _profile
+from stowage import _again, _managed, _profile
 from stowage._again import Refused, state
-from stowage._errors import Error, TooSmall
+from stowage._errors import Error, TooSmall, forget
 from stowage._planned import RECORDED
 from stowage._profile import Profile, Unit
 from stowage._smaller import OutOfMemory
@@ -90,6 +91,24 @@ class Followed(unittest.TestCase):
             model.weight = nn.Parameter(torch.zeros(4, 4))
             rt._refresh()
             self.assertEqual((2, 2, 1), (len(before), len(rt._weights), len(before & rt._weights)))
+
+    def test_traces(self):
+        with runtime("budget", budget="1MiB") as rt, mock.patch.object(rt._library, "trace") as trace:
+            for path in ("a.trace", pathlib.Path("b.trace"), b"c.trace", None):
+                rt.trace(path)
+            self.assertEqual([mock.call("a.trace"), mock.call("b.trace"), mock.call("c.trace"), mock.call(None)], trace.call_args_list)
+
+    def test_errors_that_are_kept(self):
+        """They hold no frames."""
+        try:
+            try:
+                raise KeyError
+            except KeyError:
+                raise TooSmall("too small", 5) from ValueError()
+        except TooSmall as e:
+            kept = forget(e)
+        self.assertEqual((5, None, None, None), (kept.least, kept.__traceback__, kept.__context__, kept.__cause__))
+        self.assertEqual(["stowage.Error", "stowage.BudgetError", "stowage.Overflow"], [f"{c.__module__}.{c.__name__}" for c in (stowage.Error, stowage.BudgetError, stowage.Overflow)])
 
     def test_policies_are_copied(self):
         given = {"a": "offload"}
@@ -255,6 +274,25 @@ class Profiles(unittest.TestCase):
         self.assertEqual(sorted(order), order)
         self.assertTrue(all(stamp > 0 for stamp in order))
         self.assertEqual((None, None, None, []), (call.again, call.around, call.random, call.weights))
+
+    def test_storages_that_calls_share(self):
+        """Small ones and large ones, of other calls; not of the same one."""
+        p = self.profile()
+        p.least = 100
+        a, b = Thing(), Thing()
+        for call, storage, bytes, shared in ((a, 1, 50, False), (a, 1, 50, False), (b, 1, 50, True), (a, 2, 100, False), (a, 2, 100, False), (b, 2, 100, True), (b, 3, 0, False), (a, 3, 0, False)):
+            p.saved(call, Thing(storage=storage, bytes=bytes))
+            self.assertEqual(shared, storage in p.shared, (storage, bytes))
+        self.assertEqual(({1: a}, {2: a}, {2: 100}), (p.little, p.first, p.bytes))
+
+    def test_in_compiled_functions(self):
+        """A block that a compiled function calls after its graph ended is left alone, and so is one in a checkpoint."""
+        for name, why in (("in_compiled", "it is inside of a function that is compiled"), ("in_checkpoint", "torch.utils.checkpoint recomputes it")):
+            p, u = self.profile(), Unit("block", Block(), None)
+            with mock.patch.object(_managed, name, return_value=True):
+                y = _managed.Recording(p.step, p).forward(u, lambda x, by: x * by, (3,), {"by": 4})
+            self.assertEqual((12, False, False, True, []), (y, u.whole, u.lean, u.left_alone, p.calls))
+            self.assertIn(why, u.why)
 
     def test_calls_and_cheap_parts(self):
         """Calls of a unit are numbered, and each of its cheap tensors is timed."""
