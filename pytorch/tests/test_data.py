@@ -39,7 +39,7 @@ class Frozen:
 
 
 def any_number(draw):
-    return draw.choice([lambda: draw.randrange(1000, 9999), draw.random, lambda: bool(draw.randrange(2)), lambda: None, lambda: f"s{draw.randrange(99)}", lambda: complex(draw.random()), lambda: b"b%d" % draw.randrange(99), lambda: torch.zeros(2), lambda: torch.float16, lambda: (1, draw.random())])()
+    return draw.choice([lambda: draw.randrange(1000, 9999), draw.random, lambda: bool(draw.randrange(2)), lambda: None, lambda: f"s{draw.randrange(99)}", lambda: complex(draw.random()), lambda: b"b%d" % draw.randrange(99), lambda: torch.zeros(1), lambda: torch.float16, lambda: (1, draw.random())])()
 
 
 def any_data(draw, deep, pure):
