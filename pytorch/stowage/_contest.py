@@ -56,11 +56,11 @@ class Contest:
 
 def divided(measured: Sequence[Measured]) -> List[Measured]:
     """Returns divisions in which the last blocks have their parts as units and the first blocks are units as they are: what the
-    last blocks save is needed first, so that less of it must be recomputed."""
-    ends, profile = any(m.ends for m in measured), measured[0]._profile
+    last blocks save is needed first, so that less of it must be recomputed. Second passes that end earlier keep more, as in other divisions."""
+    ends, profile = sorted({False, *(m.ends for m in measured)}), measured[0]._profile
     blocks: Dict[Unit, None] = dict.fromkeys(call.unit for call in profile.calls if call.parent is None)
     first = [u for u in blocks if u.parts]  # in the order of their calls
-    return [Measured(profile, True, ends=ends, but=frozenset(first[:n])) for n in sorted({len(first) * i // 4 for i in (1, 2, 3)} - {0})]
+    return [Measured(profile, True, ends=end, but=frozenset(first[:n])) for end in ends for n in sorted({len(first) * i // 4 for i in (1, 2, 3)} - {0})]
 
 
 def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[Plan]:

@@ -61,8 +61,11 @@ class Divided(unittest.TestCase):
     def test_units(self):
         with recorded(stack(Layer, 4)) as (rt, measured):
             blocks = [u for u in rt._planner.units.list if u.parent is None]
+            self.assertEqual({False}, {m.ends for m in measured})
             made = divided(measured)
             self.assertEqual([1, 2, 3], [len(m._but) for m in made])
+            with mock.patch.object(type(measured[-1]), "ends", True):  # and those whose passes end earlier, beside the others
+                self.assertEqual([1, 2, 3] * 2, [len(m._but) for m in divided(measured)])
             for n, m in enumerate(made, 1):
                 self.assertEqual(set(blocks[:n]), set(m._but))
                 want = {*blocks, *(p for u in blocks[n:] for p in u.parts)}
