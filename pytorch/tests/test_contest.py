@@ -8,7 +8,7 @@ import torch
 from blocks import Block, Layer, one_pass, recorded, stack, train
 from common import same
 
-from stowage import _contest, _planned
+from stowage import _contest, _plan, _planned
 from stowage._contest import FAR, PLANS, TURNS, Contest, contenders, divided
 from stowage._errors import TooSmall
 from stowage._key import NEAR, Key
@@ -19,6 +19,15 @@ def plan_of(m, choices):
     plan = Plan(choices, {}, {}, {}, {"again_ns": m.again(choices), "step_ns": 10**9, "peak": 0, "moved": 0, "before_peak": 0})
     m.count(plan)
     return plan
+
+
+class Case(unittest.TestCase):
+    """Second passes run to their end, whatever the version of PyTorch."""
+
+    def setUp(self):
+        patch = mock.patch.object(_plan, "EARLY", False)
+        patch.start()
+        self.addCleanup(patch.stop)
 
 
 class Turns(unittest.TestCase):
@@ -55,7 +64,7 @@ class Turns(unittest.TestCase):
             self.assertEqual((waits, waits), (known.waits(1.0), Key.waits(known, 1.0)))
 
 
-class Divided(unittest.TestCase):
+class Divided(Case):
     """Divisions in which the first blocks are units as they are and the last ones have their parts as units."""
 
     def test_units(self):
@@ -139,7 +148,7 @@ def train_on(model, rt):
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-class Contenders(unittest.TestCase):
+class Contenders(Case):
     @contextlib.contextmanager
     def found(self, took, seconds=1.0, like_plan=None):
         """Yields what is known, the plan, and a function that returns contenders if plans of the divisions take so many seconds again,
@@ -208,7 +217,7 @@ class Contenders(unittest.TestCase):
             self.assertEqual(({}, {}), (known.passes, known.cheap))
 
 
-class Stages(unittest.TestCase):
+class Stages(Case):
     """A runtime whose device waits for the host."""
 
     def steps(self, model, rt, took, over=()):
