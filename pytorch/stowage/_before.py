@@ -31,6 +31,9 @@ DEEP, MOST = 4, 256
 _hooks = sorted(name for name in own if name.startswith("_forward"))
 _global_hooks = [hooks for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_forward")]
 
+# What a module has while it is wrapped (_managed.py). Plans that take turns change it from step to step.
+OURS = frozenset({"forward", "_compiled_call_impl", "__getstate__", "_replicate_for_data_parallel"})
+
 _absent: Any = object()  # stands for what a container does not have
 _left: Any = object()  # and for results, which stay what they are
 
@@ -103,12 +106,15 @@ class Before:
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
         self._draws: Any = Draws(self._generators, False) if self._generators else None
+        self._count()
+
+    def _count(self) -> None:
         self._values = self._all(self._then)
 
     def _all(self, of: Iterable[Dict[Any, Any]]) -> List[Any]:
-        """Returns what dictionaries have, the first of each left out."""
-        values: Any = map(dict.values, of)
-        return list(chain.from_iterable(map(islice, values, self._skips, repeat(None))))
+        """Returns the names and what dictionaries have, the first of each left out."""
+        parts: Any = (list(of), map(dict.values, of))
+        return [x for part in parts for x in chain.from_iterable(map(islice, part, self._skips, repeat(None)))]
 
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
@@ -169,9 +175,12 @@ class Before:
 
     def _differing(self) -> List[Tuple[Any, Any]]:
         """Returns the containers that have something else now, and what they had."""
-        now = self._all(self._dicts)
-        same = len(now) == len(self._values) and not any(map(is_not, now, self._values))
-        found: List[Tuple[Any, Any]] = [] if same else [place for place in zip(self._dicts, self._then) if _differs(*place)]
+        now, found = self._all(self._dicts), []  # type: List[Any], List[Tuple[Any, Any]]
+        if len(now) != len(self._values) or any(map(is_not, now, self._values)):
+            found = [place for place in zip(self._dicts, self._then) if _differs(*place)]
+            if not found:  # what is there now is as good
+                self._then = [container.copy() for container in self._dicts]
+                self._count()
         if self._others:
             found += [place for place in self._others if _differs(*place)]
         if list(map(not_, self._hooks)) != self._empty:
@@ -213,15 +222,16 @@ def _is_data(x: Any) -> bool:
 def _differs(container: Any, then: Any) -> bool:
     if isinstance(container, set):
         return bool(container != then)
-    if len(container) != len(then):
-        return True
-    if not isinstance(container, list):
-        container, then = container.values(), then.values()
-    return any(map(is_not, container, then)) and any(x is not y and y is not _left and not _equal(x, y) for x, y in zip(container, then))
+    if isinstance(container, list):
+        return len(container) != len(then) or any(map(is_not, container, then)) and any(x is not y and y is not _left and not _equal(x, y) for x, y in zip(container, then))
+    now, then = ({name: x for name, x in of.copy().items() if name not in OURS} for of in (container, then))
+    return now.keys() != then.keys() or any(x is not then[name] and then[name] is not _left and not _equal(x, then[name]) for name, x in now.items())
 
 
 def _equal(x: Any, y: Any) -> bool:
     """Reports whether two things are as good as the same."""
+    if type(x) is tuple and type(y) is tuple:
+        return len(x) == len(y) and all(map(_equal, x, y))
     return type(x) is type(y) and type(x) in _single and bool(x == y)
 
 

@@ -26,7 +26,8 @@ WORTH_AGAIN = 0.002
 class Contest:
     """Plans that take turns, and how long their steps took."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[Plan], exceeded: int = 0) -> None:
+        self.exceeded = exceeded  # bytes by which steps before it were over the budget at most
         self._plans = [(plan, []) for plan in plans]  # type: List[Tuple[Plan, List[float]]]
         self._turn = 0
 
@@ -72,13 +73,17 @@ def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[P
     for m in more:
         m.retime(passes, cheap)
     found: List[Tuple[int, Measured, Plan]] = []
+    limit, own = known.total, known.division(plan)
+    if own is not None:  # it may count more, and be known to hold less
+        limit = max(limit, own.most_counted(plan.choices))
+    hooks = [dict(m._hooks) for m in known.measured]
     for m in [*known.measured, *more]:
         m.count_hooks()
         others: List[Plan] = [plan] if m.made(plan) else []
         if not others:
             with contextlib.suppress(TooSmall):
-                others.append(best([m], choose, known.total, False, everything=True))
-            changed = m.like_plan(plan, known.total) if m in more else None
+                others.append(best([m], choose, limit, False, everything=True))
+            changed = m.like_plan(plan, limit) if m in more else None
             others += [changed] if changed is not None else []
         for other in sorted(others, key=lambda p: m.again(p.choices))[:1]:
             if all(other.choices != p.choices for _, _, p in found):
@@ -86,6 +91,9 @@ def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[P
     least = min((took for took, _, _ in found), default=0)
     found = sorted((of for of in found if of[2] is plan or of[0] <= least + FAR * 1e9 * seconds), key=lambda of: (of[0], of[2] is not plan))
     found = found[:PLANS] + [of for of in found[PLANS:] if of[2] is plan]
+    if not known.idle:  # the step waited for the device: hooks counted to choose among plans, and no longer
+        for m, before in zip(known.measured, hooks):
+            m._hooks = before
     known.measured += [m for _, m, _ in found if m in more]
     return [p for _, _, p in found] or [plan]
 

@@ -543,7 +543,7 @@ class Planner:
         the one made from recorded steps, or several in turns. Reports whether it does."""
         choose, known.retimed = self._runtime._library.choose, True
         if not self.ranks.several and known.waits(seconds):
-            known.contest = Contest(contenders(known, plan, choose, seconds))
+            known.contest = Contest(contenders(known, plan, choose, seconds), known.over)
             if known.contest.over:
                 return False
             known.stage, known.steps, known.times = "contest", 0, []
@@ -557,7 +557,11 @@ class Planner:
     def _take_turns(self, key: str, known: Key, over: bool, seconds: float) -> None:
         """Lets the next plan have its turn, or the fastest one stay, which then is adapted to the budget as the first was."""
         contest = known.contest
-        contest.drop() if over else contest.note(seconds)
+        if over:
+            contest.drop()
+            known.over = contest.exceeded  # later plans need not leave what this one held
+        else:
+            contest.note(seconds)
         if contest.over:
             known.stage, known.times = "recompute", []
         self._adopt(key, known, (contest.fastest() if contest.over else contest.now, None))

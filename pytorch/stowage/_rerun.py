@@ -15,6 +15,9 @@ from ._errors import Error, Overflow, forget
 
 TRIES = 4
 
+# A step runs so often before it is captured: recorded, timed eight times at most, and once more.
+WARM = 10
+
 
 class State:
     """What a step changes, so that it can be put back."""
@@ -79,8 +82,8 @@ class Graph:
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             # Libraries set themselves up at first use, which a capture does not allow. The
-            # first step is recorded, the second is timed again under its plan.
-            for _ in range(3):
+            # first step is recorded, and the next ones are timed under its plan until two are alike.
+            for _ in range(WARM):
                 run(runtime, fn, self.inputs, key, restore)
                 self._drop_gradients()
         current.wait_stream(stream)

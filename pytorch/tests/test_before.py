@@ -152,6 +152,11 @@ class Modules(Case):
     def test_dropout(self):
         self.check(lambda b, x: b.drop(x), lambda b: setattr(b.drop, "p", 0.1), lambda b: setattr(b.drop, "p", 0.6))
 
+    def test_names_of_what_is_the_same(self):
+        """A name that another takes the place of counts, though what it has is the same."""
+        self.check(lambda b, x: x * (2.0 if "warm" in b.mode else 3.0), lambda b: setattr(b, "mode", {"warm": True}), lambda b: (b.mode.clear(), b.mode.update(cold=True)))
+        self.check(lambda b, x: x * (2.0 if hasattr(b, "warm") else 3.0), lambda b: (b.__dict__.pop("cold", 0), setattr(b, "warm", True)), lambda b: (b.__dict__.pop("warm"), setattr(b, "cold", True)))
+
     def test_containers_and_objects(self):
         self.check(lambda b, x: x * b.own["scale"], lambda b: setattr(b, "own", {"scale": 1.5}), lambda b: b.own.update(scale=3.0))
         self.check(lambda b, x: x * b.own.scale, lambda b: setattr(b, "own", space(scale=1.5)), lambda b: setattr(b.own, "scale", 3.0))
@@ -294,6 +299,35 @@ class Modules(Case):
                 loss = model(torch.randn(3, 4, 8)).sum()
                 self.assertIsNone(last())
                 loss.backward()
+
+    def test_what_is_as_good(self):
+        """Numbers and tuples of numbers that a block makes anew at every call, and wrappers of plans that take turns, are
+        noted once."""
+        module = nn.Linear(2, 2)
+        module.scale, module.shape = float("1.5"), tuple([2, 3])
+        before = _before.Before([module])
+        for change, same in (
+            (lambda: setattr(module, "scale", float("1.5")), True),
+            (lambda: setattr(module, "shape", tuple([2, 3])), True),
+            (lambda: module.__dict__.update(forward=print), True),
+            (lambda: module.__dict__.update(forward=repr), True),
+            (lambda: module.__dict__.pop("forward"), True),
+            (lambda: setattr(module, "shape", (2, 4)), False),
+            (lambda: setattr(module, "shape", (2, 3.0)), False),
+            (lambda: setattr(module, "shape", (2, 3, 4)), False),
+            (lambda: setattr(module, "shape", (2, 3)), True),
+            (lambda: setattr(module, "scale", 2.5), False),
+            (lambda: setattr(module, "scale", 1.5), True),
+        ):
+            change()
+            self.assertEqual(same, before.same([module]))
+            self.assertEqual(same, not before._differing())
+            if same:  # what is as good is not looked at again
+                self.assertEqual(list(map(id, before._all(before._dicts))), list(map(id, before._values)))
+        module.__dict__["forward"] = print
+        with before:
+            module.scale = None
+        self.assertEqual((1.5, print), (module.scale, module.__dict__["forward"]))
 
     def test_what_a_pass_that_ends_early_leaves(self):
         """A block makes an object for a while and drops it when it is done, where a second pass never comes. It is

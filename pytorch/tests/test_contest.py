@@ -192,7 +192,6 @@ class Contenders(Case):
                 self.assertEqual(want, self.numbers(plan, find()))
                 self.assertEqual(2 + more, len(known.measured))
                 self.assertEqual({(known.total, False, True)}, set(asked))
-                self.assertTrue(all(m._hooks for m in known.measured))
 
     def test_the_plan_itself_for_other_divisions(self):
         """It is asked for where only the last blocks are divided, and has turns if the solver finds no faster one there."""
@@ -208,6 +207,21 @@ class Contenders(Case):
             with mock.patch.object(type(known.measured[0]), "again", lambda m, choices: int(1e9 * 0.12) if any(c.first == 9 for c in choices.values()) else again(m, choices)):
                 self.assertEqual([0, 2, 9], self.numbers(plan, find()))
             self.assertEqual([(n, known.total) for n in (1, 2, 3)], asked)
+
+    def test_limit(self):
+        """A plan that was relaxed by its measured peak may count more than the limit that plans are made for: others may, too."""
+        for count in (10, 1 << 40):
+            with self.found([0.1, 0.1, 0.1, 0.1, 0.1]) as (known, plan, find, asked), mock.patch.object(_contest.Measured, "most_counted", lambda *_: count):
+                known.division = lambda p: known.measured[0] if p is plan else None
+                find()
+                self.assertEqual({max(count, known.total)}, {limit for limit, _, _ in asked})
+
+    def test_hooks_count_for_good_if_the_device_was_idle(self):
+        for idle in (False, True):
+            with self.found([0.1, 0.1, None, None, None]) as (known, plan, find, _):
+                known.idle = idle
+                find()
+                self.assertEqual([idle, idle], [bool(m._hooks) for m in known.measured[:2]])
 
     def test_times_of_steps_count(self):
         with self.found([0.1, None, None, None, None]) as (known, plan, find, _), mock.patch.object(_contest.Measured, "retime") as retime:
@@ -260,9 +274,12 @@ class Stages(Case):
 
     def test_those_over_the_budget_leave(self):
         with self.three() as (model, rt, known, plans):
-            stages, followed = self.steps(model, rt, lambda plan: 2.0 if plan is plans[2] else 1.0, over=plans[:2])
+            drop = Contest.drop
+            with mock.patch.object(Contest, "drop", lambda contest: setattr(known, "over", 7) or drop(contest)):
+                stages, followed = self.steps(model, rt, lambda plan: 2.0 if plan is plans[2] else 1.0, over=plans[:2])
             self.assertEqual(plans[:2], [p for p, stage in zip(followed, stages) if stage == "contest"])
             self.assertIs(plans[2], known.plan)
+            self.assertEqual(0, known.over)
 
     def test_one_plan_has_no_contest(self):
         with self.three() as (model, rt, known, plans):
