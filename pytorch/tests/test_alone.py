@@ -98,13 +98,13 @@ class Reruns(unittest.TestCase):
         return _rerun.Graph(rt, fn, (x, 2.0), "key", [total]), rt, model, total, calls, x
 
     def test_a_graph_is_captured(self):
-        """After three steps on a stream of its own, without gradients, and from the state before them."""
+        """After some steps on a stream of its own, without gradients, and from the state before them."""
         with Played() as gpu:
             graph, rt, model, total, calls, x = self.graph(gpu)
             # Every step finds no gradients, so that a replay writes them and does not add to them.
-            self.assertEqual([(graph.inputs[0].data_ptr(), None, True)] * 4, calls)
-            self.assertEqual(["key"] * 4, rt.log)
-            self.assertEqual(1, total)  # three times back, and the capture, which is played here
+            self.assertEqual([(graph.inputs[0].data_ptr(), None, True)] * (_rerun.WARM + 1), calls)
+            self.assertEqual(["key"] * (_rerun.WARM + 1), rt.log)
+            self.assertEqual(1, total)  # each time back, and the capture, which is played here
             said = [entry[0] for entry in gpu.said() if "random" not in entry[0]]
             self.assertEqual(["side waits for main", "stream side", "end of stream side", "main waits for side", "capture on side", "end of capture on side"], said)
             self.assertIsNot(x, graph.inputs[0])
