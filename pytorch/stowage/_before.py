@@ -106,9 +106,6 @@ class Before:
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
         self._draws: Any = Draws(self._generators, False) if self._generators else None
-        self._count()
-
-    def _count(self) -> None:
         self._values = self._all(self._then)
 
     def _all(self, of: Iterable[Dict[Any, Any]]) -> List[Any]:
@@ -180,7 +177,7 @@ class Before:
             found = [place for place in zip(self._dicts, self._then) if _differs(*place)]
             if not found:  # what is there now is as good
                 self._then = [container.copy() for container in self._dicts]
-                self._count()
+                self._values = now
         if self._others:
             found += [place for place in self._others if _differs(*place)]
         if list(map(not_, self._hooks)) != self._empty:

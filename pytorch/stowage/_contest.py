@@ -12,7 +12,7 @@ from ._key import Key
 from ._plan import Choose, Measured, Plan, best
 from ._profile import Unit
 
-# So many plans take turns at most, and each so often; the first turn of each does not count.
+# So many plans take turns at most beside the one that is followed, and each so often; the first turn of each does not count.
 PLANS = 3
 TURNS = 6
 
