@@ -78,7 +78,7 @@ var layers = []layer{
 	{pkg: "internal/planruns", may: with("plan"), pure: true},
 	{pkg: "internal/planvalidate", may: with("plan", "internal/planview", "internal/planruns"), test: []string{"internal/plantest"}, pure: true},
 	{pkg: "internal/atomicfile", may: []string{"internal/input"}, test: []string{"internal/leak"}, pure: true},
-	{pkg: "observe", may: with("observe"), pure: true},
+	{pkg: "observe", may: with("observe", "internal/web"), pure: true},
 	{pkg: "observe/trace", may: with(), pure: true},
 
 	mechanism("stash"),

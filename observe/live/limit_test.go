@@ -4,18 +4,14 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 func TestConnections(t *testing.T) {
@@ -32,7 +28,7 @@ const few, needed = 256, 150
 // flooded serves a run in a process with few files. It opens what its run needs whenever
 // it is told to, and says whether it could.
 func flooded() error {
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: few, Max: few}); err != nil {
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: few, Max: few}); err != nil {
 		return err
 	}
 	s, err := Listen(":0", "")
@@ -94,126 +90,4 @@ func TestFlood(t *testing.T) {
 	if said.Scan(); said.Text() != "saved" {
 		t.Errorf("the run said %q", said.Text())
 	}
-}
-
-// ends are the two ends of connections in memory that arrive at a listener.
-type ends struct {
-	arriving     chan net.Conn
-	net.Listener // nil: only the methods below are called
-}
-
-func (e ends) Accept() (net.Conn, error) {
-	if c, ok := <-e.arriving; ok {
-		return c, nil
-	}
-	return nil, net.ErrClosed
-}
-
-func (e ends) Close() error { return nil }
-
-func (e ends) dial() net.Conn {
-	here, there := net.Pipe()
-	e.arriving <- there
-	return here
-}
-
-// closed reports whether the other end of a connection was closed.
-func closed(c net.Conn) bool {
-	_ = c.SetReadDeadline(time.Now().Add(time.Nanosecond))
-	_, err := c.Read(make([]byte, 1))
-	return errors.Is(err, io.EOF)
-}
-
-// The connection that waited longest makes room, and one that is being answered does not.
-func TestLimiter(t *testing.T) {
-	e := ends{arriving: make(chan net.Conn, 10)}
-	l := newLimiter(e, 3)
-	var here, there []net.Conn
-	arrive := func() {
-		here = append(here, e.dial())
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.state(c, http.StateNew)
-		there = append(there, c)
-	}
-	want := func(when string, gone ...int) {
-		t.Helper()
-		for i, c := range here {
-			if is := closed(c); is != strings.Contains(fmt.Sprint(gone), fmt.Sprint(i)) {
-				t.Errorf("%s: connection %d is closed: %v", when, i, is)
-			}
-		}
-	}
-	arrive()
-	arrive()
-	arrive()
-	want("three of three")
-	l.state(there[0], http.StateActive)
-	arrive()
-	want("the first is answered", 1)
-	l.state(there[1], http.StateClosed)
-	l.state(there[0], http.StateIdle)
-	arrive()
-	want("the first waits again, behind others", 1, 2)
-	for _, i := range []int{0, 3, 4} {
-		l.state(there[i], http.StateActive)
-	}
-	late := e.dial()
-	close(e.arriving)
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) || !closed(late) {
-		t.Errorf("one more than can be answered: %v", err)
-	}
-	want("all are answered", 1, 2)
-	for _, i := range []int{0, 3, 4} {
-		l.state(there[i], http.StateClosed)
-	}
-	if len(l.waiting)+len(l.asking) != 0 {
-		t.Errorf("%d and %d are left", len(l.waiting), len(l.asking))
-	}
-}
-
-// A connection is closed if no request comes, or half of one. A viewer that listens for
-// events stays.
-func TestReadLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &Server{history: newHistory(), metrics: newMetrics(), changed: make(chan struct{}), local: true}
-		e := ends{arriving: make(chan net.Conn, 10)}
-		l := newLimiter(e, 10)
-		s.configure(l)
-		go func() { _ = s.http.Serve(l) }()
-		silent, half, listens := e.dial(), e.dial(), e.dial()
-		go func() { fmt.Fprint(half, "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx") }()
-		go func() { fmt.Fprint(listens, "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n") }()
-		heard := make(chan int, 1)
-		go func() {
-			n, _ := io.Copy(io.Discard, listens)
-			heard <- int(n)
-		}()
-		answered := make(chan bool)
-		go func() {
-			_, _ = io.Copy(io.Discard, half)
-			answered <- true
-		}()
-		began := time.Now()
-		_ = silent.SetReadDeadline(began.Add(time.Hour))
-		_ = half.SetReadDeadline(began.Add(time.Hour))
-		if _, err := silent.Read(make([]byte, 1)); err != io.EOF || time.Since(began) > readLimit {
-			t.Errorf("a silent connection ended after %v: %v", time.Since(began), err)
-		}
-		if <-answered; time.Since(began) > readLimit+writeLimit+idleLimit {
-			t.Errorf("half a request ended after %v", time.Since(began))
-		}
-		time.Sleep(time.Hour)
-		select {
-		case n := <-heard:
-			t.Errorf("the stream ended after %d bytes", n)
-		default:
-		}
-		_ = listens.Close()
-		close(e.arriving)
-		_ = s.http.Close()
-		synctest.Wait()
-	})
 }

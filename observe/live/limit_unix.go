@@ -4,12 +4,12 @@
 
 package live
 
-import "golang.org/x/sys/unix"
+import "syscall"
 
 // openFiles returns how many files the process may open, or 0 if that is not known.
 func openFiles() uint64 {
-	var l unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+	var l syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) != nil {
 		return 0
 	}
 	return uint64(l.Cur)

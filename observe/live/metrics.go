@@ -5,7 +5,6 @@
 package live
 
 import (
-	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -103,12 +102,11 @@ func (m *metrics) observe(s Step) {
 	}
 }
 
-// serve writes the metrics as Prometheus reads them.
-func (m *metrics) serve(w http.ResponseWriter, _ *http.Request) {
+// text returns the metrics as Prometheus reads them.
+func (m *metrics) text() string {
 	var b strings.Builder
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	write(&b, m.all)
-	m.mu.Unlock()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	_, _ = w.Write([]byte(b.String()))
+	return b.String()
 }

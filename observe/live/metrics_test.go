@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -50,10 +49,8 @@ var (
 // gathered reads the text of metrics.
 func gathered(t *testing.T, m *metrics) map[string]*read {
 	t.Helper()
-	w := httptest.NewRecorder()
-	m.serve(w, nil)
 	out, last := map[string]*read{}, ""
-	for line := range strings.Lines(w.Body.String()) {
+	for line := range strings.Lines(m.text()) {
 		line = strings.TrimSuffix(line, "\n")
 		if c := comment.FindStringSubmatch(line); c != nil {
 			if last = c[2]; c[1] == "HELP" {

@@ -4,13 +4,9 @@ package live
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"sync"
@@ -18,18 +14,14 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/eta"
+	"github.com/stowage-dev/stowage/internal/web"
 	"github.com/stowage-dev/stowage/observe/report/page"
 )
 
-const (
-	// A viewer may take readLimit to send a request and writeLimit to read an answer. A
-	// connection without a request is closed after idleLimit.
-	readLimit, writeLimit, idleLimit = 10 * time.Second, 10 * time.Second, 30 * time.Second
-	// Viewers that listen have the time farewell to fetch the last report, plus twice the
-	// time that the report takes to be made, which counts as mostMade at most. A page fetches
-	// it at once; on a busy machine that is seconds. Answers under way then have lastAnswers.
-	farewell, mostMade, lastAnswers = 10 * time.Second, 9 * time.Second, 2 * time.Second
-)
+// Viewers that listen have the time farewell to fetch the last report, plus twice the
+// time that the report takes to be made, which counts as mostMade at most. A page fetches
+// it at once; on a busy machine that is seconds. Answers under way then have lastAnswers.
+const farewell, mostMade, lastAnswers = 10 * time.Second, 9 * time.Second, 2 * time.Second
 
 // Server serves a run over HTTP: a page at /, its data at /report.json and /events, and
 // metrics for Prometheus at /metrics.
@@ -48,8 +40,7 @@ type Server struct {
 	listener net.Listener
 	local    bool     // whether it listens on loopback
 	names    []string // host names that a public server answers to
-	http     *http.Server
-	served   chan struct{} // closed when http.Serve has returned
+	web      *web.Server
 	page     []byte
 	metrics  *metrics
 	farewell time.Duration
@@ -86,25 +77,11 @@ func Listen(address, version string) (*Server, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	s := &Server{
-		names: machineNames(host, os.Hostname, os.ReadFile), version: version, listener: l, local: loopback(hostOf(l.Addr().String())), served: make(chan struct{}), page: text.Bytes(),
+		names: machineNames(host, os.Hostname, os.ReadFile), version: version, listener: l, local: loopback(hostOf(l.Addr().String())), page: text.Bytes(),
 		farewell: farewell, metrics: newMetrics(), history: newHistory(), changed: make(chan struct{}), paid: make(chan struct{}),
 	}
-	limited := newLimiter(l, connections(openFiles()))
-	s.configure(limited)
-	go func() {
-		defer close(s.served)
-		_ = s.http.Serve(limited) // it ends with Close, or with an error that does not concern the run
-	}()
+	s.web = web.Serve(l, connections(openFiles()), s.handle)
 	return s, nil
-}
-
-// configure makes the HTTP server for the connections of l.
-func (s *Server) configure(l *limiter) {
-	s.http = &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: readLimit, ReadTimeout: readLimit, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10,
-		ConnState: l.state,
-		ErrorLog:  log.New(io.Discard, "", 0), // problems of viewers do not concern the run
-	}
 }
 
 // listenError says why nothing listens on a port of a host.
@@ -195,45 +172,36 @@ func (s *Server) Close() {
 		case <-time.After(limit):
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(s.farewell, lastAnswers))
-	defer cancel()
-	if s.http.Shutdown(ctx) != nil {
-		_ = s.http.Close() // a viewer does not read
-	}
-	<-s.served
+	s.web.Close(min(s.farewell, lastAnswers))
 }
 
-// handler returns the handler, which answers GET and HEAD for four paths.
-func (s *Server) handler() http.Handler {
-	paths := map[string]http.HandlerFunc{
-		"/": s.servePage, "/report.json": s.serveReport, "/events": s.serveEvents, "/metrics": s.metrics.serve,
+// handle answers GET and HEAD for four paths.
+func (s *Server) handle(a *web.Answer, r *web.Request) {
+	paths := map[string]web.Handler{
+		"/": s.servePage, "/report.json": s.serveReport, "/events": s.serveEvents, "/metrics": s.serveMetrics,
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		// The page itself allows its scripts by their hashes. This adds the rules that only a
-		// header can set.
-		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("X-Frame-Options", "DENY")
-		h.Set("Referrer-Policy", "no-referrer")
-		h.Set("Cross-Origin-Resource-Policy", "same-origin")
-		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		h.Set("Cache-Control", "no-store")
-		extend(w)
-		serve := paths[r.URL.Path]
-		switch {
-		// The page of another site whose name resolves to this machine asks with that name.
-		case s.local && !loopback(hostOf(r.Host)):
-			http.Error(w, "this run is served to its own machine only; use the host name localhost", http.StatusMisdirectedRequest)
-		case !s.local && !answersTo(s.names, hostOf(r.Host)):
-			http.Error(w, "this machine does not know that name for itself; use its address in place of a host name", http.StatusMisdirectedRequest)
-		case serve == nil:
-			http.Error(w, "not found", http.StatusNotFound)
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			h.Set("Allow", "GET, HEAD")
-			http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
-		default:
-			serve(w, r)
-		}
-	})
+	// The page itself allows its scripts by their hashes. This adds the rules that only a
+	// header can set.
+	a.Set("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	a.Set("X-Content-Type-Options", "nosniff")
+	a.Set("X-Frame-Options", "DENY")
+	a.Set("Referrer-Policy", "no-referrer")
+	a.Set("Cross-Origin-Resource-Policy", "same-origin")
+	a.Set("Cross-Origin-Opener-Policy", "same-origin")
+	a.Set("Cache-Control", "no-store")
+	serve := paths[r.Path]
+	switch {
+	// The page of another site whose name resolves to this machine asks with that name.
+	case s.local && !loopback(hostOf(r.Host)):
+		a.Refuse(421, "this run is served to its own machine only; use the host name localhost")
+	case !s.local && !answersTo(s.names, hostOf(r.Host)):
+		a.Refuse(421, "this machine does not know that name for itself; use its address in place of a host name")
+	case serve == nil:
+		a.Refuse(404, "not found")
+	case r.Method != "GET" && r.Method != "HEAD":
+		a.Set("Allow", "GET, HEAD")
+		a.Refuse(405, "only GET and HEAD are allowed")
+	default:
+		serve(a, r)
+	}
 }

@@ -2,17 +2,17 @@
 // when to fetch the report again.
 //
 // There is no queue for a viewer: one that reads slowly gets the newest report when it
-// reads again. The server drops a viewer that does not read for writeLimit.
+// reads again. The server drops a viewer that does not read for web.WriteLimit.
 
 package live
 
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/eta"
+	"github.com/stowage-dev/stowage/internal/web"
 	"github.com/stowage-dev/stowage/observe/report"
 )
 
@@ -39,28 +39,23 @@ type made struct {
 // pause returns the time until the next report may be made.
 func (m *made) pause() time.Duration { return max(leastPause, pauseFactor*m.took) }
 
-func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(s.page) // a run does not fail because a viewer is gone
+func (s *Server) servePage(a *web.Answer, _ *web.Request) {
+	_ = a.Send(200, "text/html; charset=utf-8", s.page) // a run does not fail because a viewer is gone
 }
 
-func (s *Server) serveReport(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serveMetrics(a *web.Answer, _ *web.Request) {
+	_ = a.Send(200, "text/plain; version=0.0.4; charset=utf-8", []byte(s.metrics.text())) // Prometheus asks again
+}
+
+func (s *Server) serveReport(a *web.Answer, r *web.Request) {
 	m, err := s.report()
 	if err != nil {
-		http.Error(w, "cannot make the report: "+err.Error(), http.StatusInternalServerError)
+		a.Refuse(500, "cannot make the report: "+err.Error())
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	extend(w)
-	if _, err = w.Write(m.text); err == nil && m.last && r.Method == http.MethodGet {
-		_ = http.NewResponseController(w).Flush() // Close waits for this
+	if a.Send(200, "application/json", m.text) == nil && m.last && r.Method == "GET" {
 		s.fetched()
 	}
-}
-
-// extend gives a viewer writeLimit from now on.
-func extend(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) // all our connections support deadlines
 }
 
 // fetched notes that a viewer has the last report.
@@ -148,10 +143,10 @@ func (s *Server) news() string {
 }
 
 // serveEvents sends events to a viewer until the run ends or the viewer is gone.
-func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
-	if r.Method == http.MethodHead {
+func (s *Server) serveEvents(a *web.Answer, r *web.Request) {
+	const kind = "text/event-stream"
+	if r.Method == "HEAD" {
+		_ = a.Send(200, kind, nil) // a viewer that is gone does not miss it
 		return
 	}
 	s.mu.Lock()
@@ -161,8 +156,8 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Unlock()
 	if full {
-		h.Set("Retry-After", "5")
-		http.Error(w, fmt.Sprintf("%d viewers are connected already; close one of them", mostViewers), http.StatusServiceUnavailable)
+		a.Set("Retry-After", "5")
+		a.Refuse(503, fmt.Sprintf("%d viewers are connected already; close one of them", mostViewers))
 		return
 	}
 	defer func() {
@@ -170,20 +165,16 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		s.viewers--
 		s.mu.Unlock()
 	}()
-	s.sendEvents(w, r)
+	if a.Stream(kind) == nil {
+		s.sendEvents(a)
+	}
 }
 
 // sendEvents writes events to one viewer.
-func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request) {
+func (s *Server) sendEvents(a *web.Answer) {
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
-	say := func(text string) bool {
-		extend(w)
-		if _, err := w.Write([]byte(text)); err != nil {
-			return false
-		}
-		return http.NewResponseController(w).Flush() == nil
-	}
+	say := func(text string) bool { return a.Say(text) == nil }
 	if !say("retry: 1000\n\n") { // milliseconds until a browser reconnects
 		return
 	}
@@ -210,7 +201,7 @@ func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request) {
 			if !say(":\n\n") {
 				return
 			}
-		case <-r.Context().Done():
+		case <-a.Gone():
 			return
 		}
 	}
