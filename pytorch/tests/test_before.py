@@ -358,6 +358,26 @@ class Modules(Case):
             train(model, one_pass, 1, rt)
             self.assertEqual(before, [u._before for u in units])
 
+    def test_what_is_deep_or_much(self):
+        """Objects inside of each other are looked at to a depth, those that have themselves once, and so many in all."""
+        module, inner = nn.Linear(2, 2), [0]
+        module.deep = [[[[inner]]]]
+        module.deep[0].append(module.deep)
+        last = module.deep[0][0][0]
+        before = _before.Before([module])
+        inner[0], module.deep[0][0][0] = 1, [inner, 5]
+        with before:
+            self.assertEqual((1, [inner]), (inner[0], module.deep[0][0][0]))
+            self.assertIs(last, module.deep[0][0][0])
+        self.assertEqual([inner, 5], module.deep[0][0][0])
+        module.much, module.long = [[[i] for i in range(60)] for _ in range(6)], [0] * (_before.LONG + 1)
+        before = _before.Before([module])
+        module.long[0] = 1
+        for many in module.much:
+            many[:] = [[-1]]
+        with before:
+            self.assertEqual(([60] * 4, 1, 1), ([len(many) for many in module.much[:4]], len(module.much[5]), module.long[0]))
+
     def test_what_is_no_data(self):
         """What a framework keeps in objects of its own stays as it is."""
 

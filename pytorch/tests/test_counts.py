@@ -14,7 +14,7 @@ from stowage._managed import Following, Passes, Units
 from stowage._measured import Cast, Choice
 from stowage._plan import Plan
 from stowage._profile import Unit
-from stowage._record import Kept, Rows, Weak, storage_at, storage_of
+from stowage._record import Kept, Rows, Weak, is_held, storage_at, storage_of
 from stowage._step import Ticket, any_alive, first_made
 from torch import nn
 from zoo import leaf
@@ -429,9 +429,9 @@ class Blocks(unittest.TestCase):
         """The shortest second pass of a unit, and all of its cheap parts; those inside of others are counted once."""
         passes, now = Passes(CPU), iter(range(100))
         a, b = Unit("a", nn.Tanh(), None), Unit("b", nn.Tanh(), None)
-        stamps = [0.0, 5.0, 6.0, 8.0, 10.0, 13.0, 20.0, 21.0]
+        stamps = [0.0, 5.0, 6.0, 8.0, 9.0, 13.0, 13.0, 16.0, 20.0, 21.0]
         with mock.patch("time.perf_counter", side_effect=stamps):
-            for u in (a, a, b):
+            for u in (a, a, a, b):
                 passes.timed(u)(lambda: None)
             inner = lambda: passes.cheap(a)("inner", lambda: 3)
             self.assertEqual(3, passes.cheap(a)("norm", inner))
@@ -461,6 +461,15 @@ class Records(unittest.TestCase):
         del weak
         self.assertEqual([of], freed)
         torch.UntypedStorage._free_weak_ref(of)
+
+    def test_what_others_hold(self):
+        """Moving it would free nothing: weights, also frozen ones, other leaves that take gradients, views and casts of all
+        these, parts of larger storages, and what graphs write."""
+        made, weight = leaf(4, 4) * 2, nn.Parameter(torch.zeros(4, 4))
+        frozen = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+        held = [weight, weight.t(), weight[1:], frozen, frozen[1:], leaf(4), leaf(4).view(2, 2), leaf(4).half(), weight.half().t(), made.unsafe_chunk(2)[0], torch.zeros(8)[:4].detach()]
+        for t in (*held, made, made[1:], made.t(), made.half(), made.half()[1:], torch.zeros(4), torch.zeros(8)[:4], made.detach()):
+            self.assertEqual(any(t is x for x in held), is_held(t), (t.shape, t.dtype, t.grad_fn))
 
     def test_memory_of_a_device(self):
         """PyTorch is given the address and the size, as bytes that may be written."""

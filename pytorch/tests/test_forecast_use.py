@@ -237,6 +237,21 @@ class Updates(unittest.TestCase):
         self.assertGreater(live.peak, 0)
         self.assertEqual((0, []), self.update(None)[:2])
 
+        class Mine(torch.optim.SGD):
+            def step(self):
+                for p in self.param_groups[0]["params"]:
+                    if p not in self.state:
+                        self.state[p]["mine"] = torch.zeros(self.n)
+                    self.state[p]["mine"].add_(1)
+                    torch.ones(self.temporary)
+
+        peaks = []
+        for Mine.n, Mine.temporary in ((7, 5), (1000, 5), (7, 1005)):
+            state, _, live = self.update(lambda params: Mine(params, lr=1.0))
+            self.assertEqual(2 * Mine.n * 4, state)
+            peaks.append(live.peak)
+        self.assertEqual([peaks[0], peaks[0] + 4000], peaks[1:])  # the state is no temporary
+
     def test_wrong_use(self):
         class Fails(torch.optim.SGD):
             def step(self):

@@ -313,6 +313,32 @@ class Profiles(unittest.TestCase):
             self.assertEqual((sorted(stamps), (stamps[0], stamps[-1])), (stamps, p.lean_times[c]))
         self.assertEqual({"GeluBackward0", "SiluBackward0"}, p.refused.tried)
 
+    def test_values_that_vary(self):
+        """A unit may be recomputed if what differs differs from run to run by rounding: something of it does, all of it is near,
+        and as much is saved. It runs three times more at most, or once if other ranks run it, too."""
+        one, near, far = torch.ones(4), torch.ones(4) + 1e-6, torch.ones(4) * 2
+        for runs, agreed, ran, whole in (
+            ([[near, one]], None, 1, True),  # one of two varies
+            ([[one, one], [one, near]], None, 2, True),
+            ([[one, one]] * 3, None, 3, False),
+            ([[near, far]] * 3, None, 3, False),
+            ([[near]] * 3, None, 3, False),
+            ([[one, one], [near, near]], True, 1, False),
+            ([[near, one]], True, 1, True),
+        ):
+            p, u = self.profile(), Unit("block", Block(), None)
+            call, passes = Thing(unit=u, all=[None, None]), iter(runs)
+            p.agreed = agreed
+            with mock.patch.object(p, "second", side_effect=lambda _: next(passes)) as second:
+                p.judge(call, 2, {0: one, 1: one})
+            self.assertEqual((ran, whole), (second.call_count, u.whole), runs)
+        for agreed, ran in ((None, 0), (True, 1)):  # nothing differs
+            p, u = self.profile(), Unit("block", Block(), None)
+            p.agreed = agreed
+            with mock.patch.object(p, "second", return_value=[one]) as second:
+                p.judge(Thing(unit=u, all=[None]), 1, {})
+            self.assertEqual((ran, True), (second.call_count, u.whole))
+
     def test_what_second_passes_keep(self):
         """The first and the timed one make everything; one more keeps nothing."""
         p, needs = self.profile(), []
