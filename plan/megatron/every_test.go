@@ -59,6 +59,18 @@ func readFlags(t *testing.T, args map[string]any, gpus int) []string {
 	return slices.Sorted(maps.Keys(r.known))
 }
 
+// differing returns what only one of two lists has.
+func differing(a, b []string) (only []string) {
+	for _, x := range append(slices.Clone(a), b...) {
+		if !slices.Contains(a, x) || !slices.Contains(b, x) {
+			only = append(only, x)
+		}
+	}
+	return only
+}
+
+// Which flags are read does not depend on the values of others: one that is not read is reported as
+// unknown.
 func TestEveryFlag(t *testing.T) {
 	var b strings.Builder
 	var changes []map[string]any // of the last job, each accepted by itself
@@ -72,7 +84,8 @@ func TestEveryFlag(t *testing.T) {
 			t.Fatalf("%s: %s", job.name, said)
 		}
 		fmt.Fprintf(&b, "%s:%s%s\n", job.name, plantest.Changes(nil, was), said)
-		for _, name := range readFlags(t, args, job.gpus) {
+		read := readFlags(t, args, job.gpus)
+		for _, name := range read {
 			values := []any{nil, true, "0", "1", "2", "3", "0.5", "-1", "x"}
 			effects := map[string][]string{}
 			for i := 0; i < len(values); i++ {
@@ -89,6 +102,9 @@ func TestEveryFlag(t *testing.T) {
 				said = strings.ReplaceAll(said, "--"+name, "it")
 				effect := said
 				if fields != nil {
+					if now := readFlags(t, changed, job.gpus); !slices.Equal(now, read) {
+						t.Errorf("%s: with --%s %v other flags are read: %v", job.name, name, values[i], differing(now, read))
+					}
 					if effect = plantest.Changes(was, fields) + said; effect != "" {
 						changes = append(changes, map[string]any{name: values[i]})
 					}

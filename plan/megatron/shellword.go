@@ -283,7 +283,7 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 	case !set:
 		e.write(unsetMark + marks.Replace(written) + unsetMark)
 	default:
-		e.value(changed(value, op, colon), quoted)
+		e.value(sh.changed(value, op, colon), quoted)
 	}
 }
 
@@ -371,9 +371,9 @@ func slice(of []string, from, length int) []string {
 	return of[first:end]
 }
 
-// changed applies the operators that change a value: % and # with a fixed text or a star, / with
-// fixed texts, and an offset with a length.
-func changed(value, op string, colon bool) string {
+// changed applies the operators that change a value: % and # with a text or a star, / with
+// texts, and an offset with a length. Variables are put into the texts.
+func (sh *shell) changed(value, op string, colon bool) string {
 	if colon {
 		if from, length, ok := sliced(":" + op); ok {
 			first, end := cut(len(value), from, length)
@@ -381,15 +381,16 @@ func changed(value, op string, colon bool) string {
 		}
 		return value
 	}
-	pattern := strings.Trim(strings.TrimLeft(op, "%#"), `"'`)
+	pattern := sh.text(strings.TrimLeft(op, "%#"))
 	old, with, _ := strings.Cut(strings.TrimLeft(op, "/"), "/")
-	switch old = strings.Trim(old, `"'`); {
-	case strings.HasPrefix(op, "/") && old != "" && !strings.ContainsAny(old, `*?[\$#%`) && !strings.ContainsAny(with, `\$`):
+	fixed := !strings.ContainsAny(old, "*?[\\#%{(`") && !strings.ContainsRune(with, '\\')
+	switch old = sh.text(old); {
+	case strings.HasPrefix(op, "/") && old != "" && fixed:
 		times := 1
 		if strings.HasPrefix(op, "//") {
 			times = -1
 		}
-		return strings.Replace(value, old, strings.Trim(with, `"'`), times)
+		return strings.Replace(value, old, sh.text(with), times)
 	case strings.HasPrefix(op, "%"):
 		if cut, ok := strings.CutSuffix(pattern, "*"); ok {
 			find := strings.LastIndex

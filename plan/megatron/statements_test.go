@@ -73,7 +73,7 @@ func (p *program) statement() {
 	case 5:
 		p.line(`python x.py --x "$X" --y $Y --a "${A[@]}" --count $N --flag`)
 	case 6:
-		p.line(p.one(`eval "X=e; Y=\$N"`, "echo 'X=never'", `eval 'A=(1 2)'`, ": ${X:=5}", `bash -c 'X=inner; true'`, "X=only true", "true # X=comment", "X=1; Y=2; N=4"))
+		p.line(p.one(`eval "X=e; Y=\$N"`, "echo 'X=never'", `eval 'A=(1 2)'`, ": ${X:=5}", `bash -c 'X=inner; true'`, "X=only true", "X=both &> /dev/null", "call r &>> /dev/null", "X=q |& cat", "true # X=comment", "X=1; Y=2; N=4"))
 	case 7:
 		p.line("X=cont\\\ninued")
 	case 8, 9:
@@ -109,7 +109,7 @@ func (p *program) statement() {
 		p.line(p.one("call() {", "function call {", "function call() {", "call ()\n{"))
 		p.line("  local " + p.one("X", "X=$1", "Y=$2", "X=in Y=side"))
 		p.line(`  X="${1:-none}"; A+=("$#")`)
-		p.line(p.one("  N=$((N + 1))", "  shift; Y=\"$*\"", "  python x.py --x \"$X\" --y \"$@\" --flag", "  declare -g N=9"))
+		p.line(p.one("  N=$((N + 1))", "  shift; Y=\"$*\"", "  python x.py --x \"$X\" --y \"$@\" --flag", "  declare -g N=9", "  ( local Y=u N=8; Y=t )"))
 		p.line("}")
 	case 17:
 		p.line(p.one("while false; do", "until true; do"))
