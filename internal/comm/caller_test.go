@@ -62,6 +62,17 @@ func TestEveryCallIsChecked(t *testing.T) {
 	} {
 		wantPanic(t, want, f)
 	}
+	// Either range may be the one without whole numbers.
+	for _, whole := range []func(){
+		func() { c.AllReduce(s, at(2, 16), at(512, 16), F32, Sum) },
+		func() { c.AllReduce(s, at(0, 16), at(514, 16), F32, Sum) },
+		func() { c.AllReduce(s, at(0, 16), at(513, 16), BF16, Max) },
+		func() { c.ReduceScatter(s, at(2, 16), at(512, 64), F32, Sum) },
+		func() { c.ReduceScatter(s, at(0, 16), at(514, 64), F32, Sum) },
+	} {
+		wantPanic(t, "expected whole numbers of ", whole)
+	}
+	c.AllReduce(s, at(2, 16), at(514, 16), BF16, Sum)
 	dev, err := openCPU(0)
 	if err != nil {
 		t.Fatal(err)
