@@ -162,12 +162,9 @@ func (s *Screen) draw(stop, stopped chan struct{}) {
 func (s *Screen) paint() {
 	s.drawing.Lock()
 	defer s.drawing.Unlock()
-	width, height, shown := s.size()
+	width, height, shown := s.room()
 	if !shown {
 		return
-	}
-	if width < 1 || height < 1 {
-		width, height = 80, 24 // the terminal does not know its size
 	}
 	s.mu.Lock()
 	lines := s.view.frame(width-1, height-1, s.letters, time.Now()) // some terminals wrap in the last column
@@ -185,6 +182,15 @@ func (s *Screen) paint() {
 	for _, l := range lines {
 		s.widths = append(s.widths, l.width())
 	}
+}
+
+// room returns the size of the terminal, or 80 x 24 if it does not know it.
+func (s *Screen) room() (width, height int, shown bool) {
+	width, height, shown = s.size()
+	if width < 1 || height < 1 {
+		width, height = 80, 24
+	}
+	return width, height, shown
 }
 
 // home moves the cursor to the beginning of the picture. If the terminal has become
@@ -205,10 +211,7 @@ func (s *Screen) wipe(b *strings.Builder) {
 	if len(s.widths) == 0 {
 		return
 	}
-	width, height, _ := s.size()
-	if width < 1 || height < 1 {
-		width, height = 80, 24
-	}
+	width, height, _ := s.room()
 	s.home(b, width, height)
 	b.WriteString("\x1b[J")
 	s.widths = nil

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -129,6 +130,31 @@ func environment(pairs ...string) func(string) string {
 		}
 		return ""
 	}
+}
+
+// A terminal that does not know its width or its height counts as one of 80 x 24.
+func TestScreenWithoutSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		drawn := func(width, height int) string {
+			var b strings.Builder
+			s := newScreen(&b, func() (int, int, bool) { return width, height, true }, environment("LANG=C.UTF-8"))
+			s.view = newView(Run{Model: "tiny", Layout: "one rank", Policies: []string{"none", "stash"}, Steps: 100}, start)
+			for range 2 {
+				s.paint()
+			}
+			s.Say("line\n")
+			return b.String()
+		}
+		want := drawn(80, 24)
+		for _, size := range [][2]int{{0, 0}, {0, 50}, {50, 0}} {
+			if got := drawn(size[0], size[1]); got != want {
+				t.Errorf("%v: %q, want %q", size, got, want)
+			}
+		}
+		if drawn(40, 24) == want || drawn(80, 3) == want {
+			t.Error("the size makes no difference")
+		}
+	})
 }
 
 // For any order of steps, texts and resizes, all texts remain in order and no picture does.

@@ -397,6 +397,43 @@ func TestViewersThatLeave(t *testing.T) {
 	}
 }
 
+// A step and the end of the run wake a viewer at once, and Close waits for one that does not fetch the
+// last report for as long as it says.
+func TestViewersAreWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{
+			history: newHistory(), metrics: newMetrics(), changed: make(chan struct{}), paid: make(chan struct{}),
+			served: make(chan struct{}), http: &http.Server{}, farewell: time.Second,
+		}
+		close(s.served)
+		w := httptest.NewRecorder()
+		go s.serveEvents(w, httptest.NewRequest(http.MethodGet, "/events", nil))
+		said := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := w.Body.String(); !strings.HasSuffix(got, want+"\n\n") {
+				t.Errorf("a viewer has %q, want %q at the end", got, want)
+			}
+		}
+		said("event: report\ndata: {\"version\":0}")
+		time.Sleep(heartbeat - time.Second)
+		s.Step(sample("none", 1))
+		said("event: report\ndata: {\"version\":1}")
+		time.Sleep(leastPause / 2)
+		began, took := time.Now(), time.Duration(0)
+		s.made.took = 3 * time.Second
+		go func() {
+			s.Close()
+			took = time.Since(began)
+		}()
+		said("event: done\ndata: {\"version\":1}")
+		time.Sleep(time.Minute)
+		if want := s.farewell + 2*s.made.took; took != want {
+			t.Errorf("the end took %v, want %v", took, want)
+		}
+	})
+}
+
 // One report serves all viewers. Reports are not made more often than their cost allows, and
 // once more at the end.
 func TestReportsAreFew(t *testing.T) {
