@@ -10,6 +10,7 @@
 package search
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -145,9 +146,10 @@ func (p *problem) ranks() int { return p.setup.Layout.PP }
 // something behind.
 func filled(s *plan.Setup) *plan.Setup {
 	n := *s
-	group := max(n.Layout.GroupSize, n.Layout.PP)
-	if mbs := n.Microbatches(); mbs > 4*group && !n.Kernels.DeferEmbeddingWgrad {
-		n.Batch.Global = (3*group + mbs%group) * n.Batch.Micro * n.Layout.DP()
+	group := cmp.Or(n.Layout.GroupSize, n.Layout.PP)
+	few := 3 * max(group, n.Layout.PP)
+	if mbs := n.Microbatches(); mbs > few+group && !n.Kernels.DeferEmbeddingWgrad {
+		n.Batch.Global = (few + (mbs-few)%group) * n.Batch.Micro * n.Layout.DP()
 	}
 	return &n
 }

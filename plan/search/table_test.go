@@ -144,3 +144,49 @@ func TestTableOfWords(t *testing.T) {
 		&TooSmall{Budget: 1 << 30, Least: 2<<30 + 1, Rank: 3, Policy: "p"}, "\n", &TooSmall{Budget: 1 << 30, Policy: "q", Node: &plan.Node{Room: 3 << 30, Pinned: 4<<30 + 1}},
 	))
 }
+
+// Few microbatches have the peaks of all, whatever is left of the last group, and none is left out where
+// each leaves something behind.
+func TestFewMicrobatchesFill(t *testing.T) {
+	fewer := 0
+	for _, pp := range []int{1, 2, 4} {
+		for _, vpp := range []int{1, 2} {
+			for _, group := range []int{0, 3, 5} {
+				for _, mbs := range []int{8, 13, 21, 22, 25} {
+					s := tiny(t)
+					s.Layout.PP, s.Layout.VPP, s.Layout.GroupSize = pp, vpp, group
+					s.Batch.Global = mbs * s.Batch.Micro * s.Layout.World / pp
+					s, err := s.Normalise()
+					if err != nil {
+						continue // no such pipeline
+					}
+					want, err := plan.Predict(s)
+					if err != nil {
+						t.Fatal(err)
+					}
+					few := filled(s)
+					got, err := plan.Predict(few)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for r := range want.Ranks {
+						if got.Ranks[r].Reserved != want.Ranks[r].Reserved {
+							t.Errorf("PP %d, VPP %d, groups of %d: rank %d needs %v with %d microbatches and %v with %d",
+								pp, vpp, group, r, want.Ranks[r].Reserved, mbs, got.Ranks[r].Reserved, few.Microbatches())
+						}
+					}
+					if few.Microbatches() < mbs {
+						fewer++
+					}
+					s.Kernels.DeferEmbeddingWgrad = true
+					if n := filled(s).Microbatches(); n != mbs {
+						t.Errorf("%d of %d microbatches with deferred gradients", n, mbs)
+					}
+				}
+			}
+		}
+	}
+	if fewer == 0 {
+		t.Error("never fewer")
+	}
+}

@@ -96,6 +96,13 @@ class Compare(unittest.TestCase):
         made, _ = self.run_compare({0.5: self.form(9)}, budgets=(0.5,))
         self.assertEqual(0, made[0.5].dropped)
 
+    def test_as_many_values(self):
+        """One output or one gradient less are other values, whatever the rest is."""
+        two = lambda x: (self.linear(x).tanh(), x * 2)
+        for form, why in ((two, None), (lambda x: two(x)[:1], "it makes other values"), (lambda x: (self.linear(x).tanh(), x.detach() * 2), "it makes other values"), (lambda x: (nn.functional.linear(x, self.linear.weight, self.linear.bias.detach()).tanh(), x * 2), "its outputs are right and its gradients are not, as if its backward pass drew other random numbers")):
+            _, refused = self.run_compare({0.5: form}, own=two, budgets=(0.5,))
+            self.assertEqual(why, refused.get(0.5))
+
     def test_until_two_drop_enough(self):
         for enough, tried in ((0.75, [0.5, 0.25, 0.1]), (0.5, [0.5, 0.25]), (0.0, [0.5, 0.25])):
             made, _ = self.run_compare({0.5: self.form(2), 0.25: self.form(1), 0.1: self.form(1)}, enough=enough)
