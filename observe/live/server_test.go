@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/eta"
+	"github.com/stowage-dev/stowage/internal/web"
 	"github.com/stowage-dev/stowage/observe/report"
 )
 
@@ -397,22 +398,35 @@ func TestViewersThatLeave(t *testing.T) {
 	}
 }
 
+// pipes is a listener whose connections are pipes.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
 // A step and the end of the run wake a viewer at once, and Close waits for one that does not fetch the
 // last report for as long as it says.
 func TestViewersAreWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{
-			history: newHistory(), metrics: newMetrics(), changed: make(chan struct{}), paid: make(chan struct{}),
-			served: make(chan struct{}), http: &http.Server{}, farewell: time.Second,
-		}
-		close(s.served)
-		w := httptest.NewRecorder()
-		go s.serveEvents(w, httptest.NewRequest(http.MethodGet, "/events", nil))
+		s := &Server{history: newHistory(), metrics: newMetrics(), changed: make(chan struct{}), paid: make(chan struct{}), local: true, farewell: time.Second}
+		l := make(pipes)
+		s.web = web.Serve(l, mostViewers, s.handle)
+		here, there := net.Pipe()
+		l <- there
+		var heard strings.Builder
+		go func() { _, _ = io.Copy(&heard, here) }()
+		fmt.Fprint(here, "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
 		said := func(want string) {
 			t.Helper()
 			synctest.Wait()
-			if got := w.Body.String(); !strings.HasSuffix(got, want+"\n\n") {
-				t.Errorf("a viewer has %q, want %q at the end", got, want)
+			if !strings.HasSuffix(heard.String(), "\n\n"+want+"\n\n") {
+				t.Errorf("a viewer has %q, want %q at the end", &heard, want)
 			}
 		}
 		said("event: report\ndata: {\"version\":0}")
@@ -431,6 +445,7 @@ func TestViewersAreWoken(t *testing.T) {
 		if want := s.farewell + 2*s.made.took; took != want {
 			t.Errorf("the end took %v, want %v", took, want)
 		}
+		here.Close()
 	})
 }
 
