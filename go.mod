@@ -5,7 +5,6 @@ go 1.26.0
 require (
 	github.com/ebitengine/purego v0.11.2
 	github.com/goccy/go-yaml v1.19.2
-	github.com/klauspost/cpuid/v2 v2.4.1
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	go.uber.org/goleak v1.3.0

@@ -14,10 +14,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/plaintext"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
 // output is standard output that remembers its first error.
@@ -102,14 +102,14 @@ func columnsOf(file io.Writer) int {
 	if !ok {
 		return 0
 	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
+	width, _, ok := sysinfo.Terminal(f)
+	if !ok {
 		return 0
 	}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 && n < 1<<16 {
 		return n
 	}
-	return int(size.Col)
+	return width
 }
 
 // say writes whole lines of text, which fit the width if w is a terminal.

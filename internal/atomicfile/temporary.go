@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // createTemporary creates the temporary file of x in the folder of its target, and sets
@@ -24,7 +22,7 @@ func (x *File) createTemporary() (*os.File, error) {
 			var name string
 			err := withNewName(x.to, func(n string) error {
 				name = n
-				return unix.Linkat(unix.AT_FDCWD, procName(f), unix.AT_FDCWD, n, unix.AT_SYMLINK_FOLLOW)
+				return giveName(f, n)
 			})
 			if err != nil {
 				return "", err

@@ -6,8 +6,10 @@ package bench
 
 import (
 	"bytes"
-	"encoding/xml"
 	"fmt"
+	"html"
+	"strings"
+	"unicode"
 )
 
 // These are the measures of the chart, in pixels. The scale ends at chartMost times the
@@ -89,7 +91,11 @@ func chartText(b *bytes.Buffer, x, y int, class, text string) {
 }
 
 func escape(s string) string {
-	var b bytes.Buffer
-	_ = xml.EscapeText(&b, []byte(s)) // a buffer takes everything
-	return b.String()
+	visible := func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar // XML allows few others
+	}
+	return html.EscapeString(strings.Map(visible, s))
 }

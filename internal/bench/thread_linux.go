@@ -3,16 +3,17 @@
 package bench
 
 import (
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
+	"unsafe"
 )
 
 // threadTime returns the number of the calling thread and its processor time.
 func threadTime() (thread int, used time.Duration) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		panic("bench: the clock of the thread cannot be read: " + err.Error())
+	const threadCPUTime = 3 // CLOCK_THREAD_CPUTIME_ID
+	var t syscall.Timespec
+	if _, _, errno := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, threadCPUTime, uintptr(unsafe.Pointer(&t)), 0); errno != 0 {
+		panic("bench: the clock of the thread cannot be read: " + errno.Error())
 	}
-	return unix.Gettid(), time.Duration(t.Nano())
+	return syscall.Gettid(), time.Duration(t.Nano())
 }

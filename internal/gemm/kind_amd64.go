@@ -4,26 +4,27 @@
 
 package gemm
 
-import "github.com/klauspost/cpuid/v2"
+import "github.com/stowage-dev/stowage/internal/sysinfo"
 
 // works reports whether CPU and operating system support a kind.
 func (k kind) works() bool {
+	has := sysinfo.ReadInstructions()
 	switch k {
 	case amx:
-		return avx512.works() && cpuid.CPU.Supports(cpuid.AMXTILE, cpuid.AMXBF16) && permitAMX()
+		return avx512.works() && has.AMXBF16 && permitAMX()
 	case avx512BF16:
-		return avx512.works() && cpuid.CPU.Supports(cpuid.AVX512BF16)
+		return avx512.works() && has.AVX512BF16
 	case avx512:
-		return cpuid.CPU.Supports(cpuid.AVX512F, cpuid.AVX2)
+		return has.AVX512F && has.AVX2
 	case avx2:
-		return cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3)
+		return has.AVX2 && has.FMA
 	}
 	return true
 }
 
 // pays reports whether a kind is faster than those below it. AMD's VDPBF16PS does twice the
 // work of a fused multiply-add in the same time, Intel's half of it.
-func (k kind) pays() bool { return k != avx512BF16 || cpuid.CPU.IsVendor(cpuid.AMD) }
+func (k kind) pays() bool { return k != avx512BF16 || sysinfo.ReadInstructions().AMD }
 
 // tile computes a tile of registers. It must stay a call: Go cannot interrupt
 // assembly, but checks for preemption as a function is entered, here every few µs.

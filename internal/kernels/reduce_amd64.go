@@ -5,9 +5,9 @@
 
 package kernels
 
-import "github.com/klauspost/cpuid/v2"
+import "github.com/stowage-dev/stowage/internal/sysinfo"
 
-var hasAVX2 = cpuid.CPU.Supports(cpuid.AVX2)
+var hasAVX2 = sysinfo.ReadInstructions().AVX2
 
 // vectors returns how many of n numbers the assembly handles.
 func vectors(n int) int {

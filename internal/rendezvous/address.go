@@ -5,11 +5,13 @@ package rendezvous
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -91,7 +93,11 @@ func open(place *launcher.Place) (net.Listener, *invitation, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("rank 0 on %s cannot listen: %w", place.Host, plain(err))
 	}
-	in := &invitation{Token: rand.Text(), Host: place.Host, Port: strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)}
+	token, err := newToken()
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("rank 0 on %s cannot make a secret: %w", place.Host, plain(err)), listener.Close())
+	}
+	in := &invitation{Token: token, Host: place.Host, Port: strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)}
 	in.Addresses = append(in.Addresses, place.Host)
 	addresses, _ := net.InterfaceAddrs()
 	for _, a := range addresses {
@@ -100,6 +106,19 @@ func open(place *launcher.Place) (net.Listener, *invitation, error) {
 		}
 	}
 	return listener, in, nil
+}
+
+// newToken returns a secret of 128 bits. Package crypto/rand would read the same file, and
+// take a second of the time that the program takes to build.
+func newToken() (string, error) {
+	f, err := os.Open("/dev/urandom")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	secret := make([]byte, 16)
+	_, err = io.ReadFull(f, secret)
+	return hex.EncodeToString(secret), err
 }
 
 // exchanged meets at an address that rank 0 sends by the caller's broadcast.

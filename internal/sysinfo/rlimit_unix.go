@@ -6,8 +6,7 @@ package sysinfo
 
 import (
 	"os"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -20,9 +19,9 @@ func rlimits() (out []column) {
 		resource int
 		column   int
 		command  string
-	}{{unix.RLIMIT_AS, 0, "ulimit -v"}, {unix.RLIMIT_DATA, 5, "ulimit -d"}} {
-		var r unix.Rlimit
-		if unix.Getrlimit(l.resource, &r) == nil && uint64(r.Cur) < 1<<62 {
+	}{{syscall.RLIMIT_AS, 0, "ulimit -v"}, {syscall.RLIMIT_DATA, 5, "ulimit -d"}} {
+		var r syscall.Rlimit
+		if syscall.Getrlimit(l.resource, &r) == nil && uint64(r.Cur) < 1<<62 {
 			out = append(out, column{Rlimit{Command: l.command, Limit: memory.Bytes(r.Cur)}, l.column})
 		}
 	}

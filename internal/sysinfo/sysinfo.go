@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/klauspost/cpuid/v2"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -63,9 +62,9 @@ func (m Memory) Usable() memory.Bytes {
 func Read() Machine {
 	m := ReadFrom(os.DirFS("/"))
 	m.CPU.Threads = runtime.NumCPU()
-	m.CPU.Features = features(cpuid.CPU.Supports)
+	m.CPU.Features = ReadInstructions().features()
 	if m.CPU.Model == "" {
-		m.CPU.Model = cpuid.CPU.BrandName
+		m.CPU.Model = brand()
 	}
 	return m
 }
@@ -79,17 +78,6 @@ func ReadFrom(root fs.FS) Machine {
 	m.Memory.Available = kibibytes(field(root, "proc/meminfo", "MemAvailable"))
 	readCgroups(root, &m)
 	return m
-}
-
-// features lists what Stowage looks at, in the order it is printed. AMX counts
-// only with its bf16 products, the one use we have for tiles.
-func features(supports func(...cpuid.FeatureID) bool) []Feature {
-	return []Feature{
-		{"avx2", supports(cpuid.AVX2)},
-		{"avx512f", supports(cpuid.AVX512F)},
-		{"avx512_bf16", supports(cpuid.AVX512BF16)},
-		{"amx_bf16", supports(cpuid.AMXTILE, cpuid.AMXBF16)},
-	}
 }
 
 // field finds the first "name : value" line of a file under /proc.

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/klauspost/cpuid/v2"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -162,25 +161,6 @@ func TestUsableTakesTheLeast(t *testing.T) {
 	m.Available = 4
 	if got := m.Usable(); got != 4 {
 		t.Errorf("usable %d, want what the machine has", got)
-	}
-}
-
-// AMX without its bf16 products is of no use to us.
-func TestFeatures(t *testing.T) {
-	has := map[cpuid.FeatureID]bool{cpuid.AVX2: true, cpuid.AMXTILE: true}
-	got := features(func(ids ...cpuid.FeatureID) bool {
-		for _, id := range ids {
-			if !has[id] {
-				return false
-			}
-		}
-		return true
-	})
-	want := []Feature{{"avx2", true}, {"avx512f", false}, {"avx512_bf16", false}, {"amx_bf16", false}}
-	for i := range want {
-		if got[i] != want[i] {
-			t.Errorf("feature %d is %v, want %v", i, got[i], want[i])
-		}
 	}
 }
 

@@ -5,13 +5,13 @@
 
 package vec
 
-import "github.com/klauspost/cpuid/v2"
+import "github.com/stowage-dev/stowage/internal/sysinfo"
 
 func detect() level {
-	switch {
-	case cpuid.CPU.Supports(cpuid.AVX512F):
+	switch has := sysinfo.ReadInstructions(); {
+	case has.AVX512F:
 		return withAVX512
-	case cpuid.CPU.Supports(cpuid.AVX2):
+	case has.AVX2:
 		return withAVX2
 	}
 	return plain

@@ -5,9 +5,8 @@ package export
 
 import (
 	"bufio"
+	"encoding/binary"
 	"math"
-
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
@@ -129,26 +128,31 @@ type packets struct {
 
 func newPackets(out *bufio.Writer) *packets { return &packets{out: out, sequences: 1} }
 
-func number(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+// The ways in which protobuf encodes a field.
+const varint, fixed64, length = 0, 1, 2
+
+// tag begins a field.
+func tag(b []byte, field, kind uint64) []byte { return binary.AppendUvarint(b, field<<3|kind) }
+
+func number(b []byte, field, v uint64) []byte {
+	return binary.AppendUvarint(tag(b, field, varint), v)
 }
 
-func message(b []byte, field protowire.Number, v []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), v)
+func message(b []byte, field uint64, v []byte) []byte {
+	return append(binary.AppendUvarint(tag(b, field, length), uint64(len(v))), v...)
 }
 
-func words(b []byte, field protowire.Number, v string) []byte {
-	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), v)
+func words(b []byte, field uint64, v string) []byte {
+	return append(binary.AppendUvarint(tag(b, field, length), uint64(len(v))), v...)
 }
 
-func fixed(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendFixed64(protowire.AppendTag(b, field, protowire.Fixed64Type), v)
+func fixed(b []byte, field, v uint64) []byte {
+	return binary.LittleEndian.AppendUint64(tag(b, field, fixed64), v)
 }
 
 // write writes the current packet.
 func (p *packets) write() {
-	p.part = protowire.AppendTag(p.part[:0], tracePacket, protowire.BytesType)
-	p.part = protowire.AppendVarint(p.part, uint64(len(p.packet)))
+	p.part = binary.AppendUvarint(tag(p.part[:0], tracePacket, length), uint64(len(p.packet)))
 	// The buffered writer keeps its first error, which Flush returns.
 	_, _ = p.out.Write(p.part)
 	_, _ = p.out.Write(p.packet)

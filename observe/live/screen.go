@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stowage-dev/stowage/internal/plaintext"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
 // refresh is the time between frames, short enough for a clock in seconds.
@@ -50,12 +51,12 @@ type Screen struct {
 // move its cursor. Env returns environment variables, as os.Getenv does: TERM, NO_COLOR
 // and the locale decide the look.
 func NewScreen(f *os.File, env func(string) string) *Screen {
-	if _, _, ok := terminal(f); !ok || env("TERM") == "dumb" || env("TERM") == "" {
+	if _, _, ok := sysinfo.Terminal(f); !ok || env("TERM") == "dumb" || env("TERM") == "" {
 		return nil
 	}
 	return newScreen(f, func() (int, int, bool) {
-		width, height, ok := terminal(f)
-		return width, height, ok && foreground(f)
+		width, height, ok := sysinfo.Terminal(f)
+		return width, height, ok && sysinfo.Foreground(f)
 	}, env)
 }
 

@@ -7,7 +7,6 @@ package checkpoint
 import (
 	"bufio"
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -15,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,7 +95,7 @@ func (s *Store) Prepare(meta Meta, ranks int) (*Draft, error) {
 	}
 	s.clean()
 	// A process of a run that was killed may still write to its draft. It does not find this one.
-	d := &Draft{fmt.Sprintf("%s%s-%s", temporary, nameOf(meta.Step), rand.Text()[:8]), meta.Step, ranks, meta, damaged}
+	d := &Draft{fmt.Sprintf("%s%s-%08x", temporary, nameOf(meta.Step), rand.Uint32()), meta.Step, ranks, meta, damaged}
 	work := s.work(d)
 	if err := s.disk.Mkdir(work); err != nil {
 		s.remove(work)
