@@ -66,6 +66,7 @@ type status struct {
 // decision is the part of a runtime's decision that is told to other processes.
 type decision struct {
 	Nothing bool
+	Final   bool
 	Step    time.Duration
 	Reasons []policy.Reason
 	Notes   []string
@@ -74,7 +75,7 @@ type decision struct {
 func (r *rank) status() status {
 	s := status{Usage: r.dev.Memory(), Summary: r.rt.Summary(r.key()), Forecast: r.forecast()}
 	if d := r.rt.Decision(r.key()); d != nil {
-		s.Decision = &decision{d.Nothing, d.Forecast.Step, d.Reasons, d.Notes}
+		s.Decision = &decision{d.Nothing, d.Final, d.Forecast.Step, d.Reasons, d.Notes}
 	}
 	return s
 }
@@ -85,7 +86,7 @@ func (s *status) decided() *policy.Decision {
 	if d == nil {
 		return nil
 	}
-	return &policy.Decision{Rank: s.Summary.Rank, Budget: s.Summary.Budget, Nothing: d.Nothing, Forecast: policy.Forecast{Step: d.Step}, Reasons: d.Reasons, Notes: d.Notes}
+	return &policy.Decision{Rank: s.Summary.Rank, Budget: s.Summary.Budget, Nothing: d.Nothing, Final: d.Final, Forecast: policy.Forecast{Step: d.Step}, Reasons: d.Reasons, Notes: d.Notes}
 }
 
 // statement is what a process tells the others after a call.

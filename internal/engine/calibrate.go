@@ -47,7 +47,7 @@ func (r *Runtime) calibrate(l *learned) error {
 		return err
 	}
 	if now := r.rows(l); now != nil && now.Fixed && !l.profile.Rows.Fixed {
-		l.calibrated = true
+		l.calibrated, l.decision.Final = true, true
 		return nil // steps under other keys follow the pages and sets that this one was given
 	}
 	p, last := *l.profile, r.off.Tape()
@@ -61,7 +61,7 @@ func (r *Runtime) calibrate(l *learned) error {
 	if err := r.retime(&p, l); err != nil {
 		return err
 	}
-	l.profile = &p
+	l.profile, l.decision.Final = &p, l.calibrated
 	if !l.calibrated || !l.quicker && !r.byName() { // the solver would find the same again
 		return nil
 	}
@@ -72,6 +72,7 @@ func (r *Runtime) calibrate(l *learned) error {
 	if d == nil {
 		return r.recordAgain(l, &p)
 	}
+	d.Final = true
 	l.limit, l.decision, l.policy, l.plan = r.limit(), d, d.Policy, d.Plan
 	return r.apply(l, d, &p)
 }

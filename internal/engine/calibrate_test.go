@@ -52,9 +52,18 @@ func TestDisturbedSteps(t *testing.T) {
 				}
 				return nil
 			}
-			for range len(x.pauses) + 3 {
+			for step := range len(x.pauses) + 3 {
+				before := l.rt.Decision(l.key())
+				final := before != nil && before.Final
 				if err := l.one(l.key(), rng); err != nil {
 					return err
+				}
+				after := l.rt.Decision(l.key())
+				if final && before != after {
+					t.Errorf("%s: the plan was final before step %d", name, step+1)
+				}
+				if last := len(x.pauses) + 2; x.set == 0 && (step == 0 || step == last) && after.Final != (step == last) {
+					t.Errorf("%s: after step %d the plan is final: %v", name, step+1, step == 0)
 				}
 			}
 			d := l.rt.Decision(l.key())

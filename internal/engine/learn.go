@@ -156,7 +156,7 @@ func (r *Runtime) learn(key memory.Key, l *learned) error {
 		return err
 	}
 	l.known, l.limit, l.decision, l.profile, l.policy, l.plan = true, r.limit(), d, p, d.Policy, d.Plan
-	l.largest = p
+	l.largest, d.Final = p, d.Plan == nil || r.sure(l)
 	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", d.Budget, "moved", d.Forecast.Counts.OutBytes, "nothing_to_do", d.Nothing)
 	r.emit(trace.Event{Kind: trace.Decide, Bytes: int64(d.Forecast.Counts.OutBytes), Offset: int64(d.Forecast.Extent)})
 	return r.apply(l, d, p)

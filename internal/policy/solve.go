@@ -43,6 +43,7 @@ type Decision struct {
 	Reasons  []Reason        `json:"reasons"`
 	Tried    int             `json:"tried"`
 	Notes    []string        `json:"notes,omitempty"` // notes for the user
+	Final    bool            `json:"-"`               // no later times change it
 }
 
 // Solve returns the choices with the shortest predicted step whose extent, with the

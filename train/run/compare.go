@@ -16,14 +16,15 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 	"github.com/stowage-dev/stowage/train"
 )
 
 // warmSteps are not measured: the first step is recorded, the next is timed, then graphs
-// are captured, and by then pools have grown to what they need. If a step is recorded
-// again, more steps are not measured.
+// are captured, and by then pools have grown to what they need. Steps before the plans are
+// final are not measured either.
 const warmSteps = 4
 
 // Comparison is the result of training under every policy.
@@ -129,19 +130,24 @@ func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Pro
 	var budgets []memory.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name, files: files, work: dir}
-		warmUp := func() error {
-			for n := 0; n < min(most, warmSteps) || n < most && !j.hasDecided(c); n++ {
+		until := func(enough func() bool) error {
+			for n := c.t.StepsDone(); n < most && !enough(); n++ {
 				if err := c.step(ctx, j, p, steps); err != nil {
 					return err
 				}
 			}
-			c.forecast()
 			return nil
 		}
+		warmUp := func() error {
+			err := until(func() bool { return c.t.StepsDone() >= warmSteps && j.isFinal(c) })
+			c.forecast()
+			return err
+		}
 		if name == "budget" {
-			err = c.tryBudgets(j, links, budgets, warmUp)
-		} else {
-			err = c.open(j, links, 0, warmUp)
+			decide := func() error { return until(func() bool { return !slices.Contains(c.t.Decisions(), nil) }) }
+			err = c.tryBudgets(j, links, budgets, decide, warmUp)
+		} else if err = c.open(j, links, 0); err == nil {
+			err = warmUp()
 		}
 		if c.t != nil {
 			all = append(all, c)
@@ -158,7 +164,7 @@ func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Pro
 			budgets = budgetsToTry(j.share, ranks)
 		}
 	}
-	for _, c := range all { // all of them are as far as the slowest to decide
+	for _, c := range all { // all of them are as far as the one whose plans were final last
 		for c.t.StepsDone() < warm {
 			if err := c.step(ctx, j, p, steps); err != nil {
 				return nil, err
@@ -188,12 +194,12 @@ func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Pro
 	return rows, nil
 }
 
-// hasDecided reports whether the runtime of every rank of a policy has decided.
-func (j *Job) hasDecided(c *contestant) bool {
-	if j.decided != nil {
-		return j.decided(c)
+// isFinal reports whether the plans of every rank of a policy are final.
+func (j *Job) isFinal(c *contestant) bool {
+	if j.final != nil {
+		return j.final(c)
 	}
-	return !slices.Contains(c.t.Decisions(), nil)
+	return !slices.ContainsFunc(c.t.Decisions(), func(d *policy.Decision) bool { return d == nil || !d.Final })
 }
 
 // heldBy is the peak of a rank's device, and who holds how much of it.
@@ -265,8 +271,9 @@ func leastBudget(limits []memory.Bytes, try func(memory.Bytes) error) (least mem
 	return least, nil
 }
 
-// tryBudgets trains under a small budget that is not refused.
-func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Bytes, warmUp func() error) error {
+// tryBudgets trains under a small budget that is not refused. The first steps decide, so
+// others follow only under the budget that is chosen.
+func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Bytes, decide, warmUp func() error) error {
 	var last error
 	try := func(limit memory.Bytes) error {
 		if c.t != nil {
@@ -274,29 +281,33 @@ func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Byte
 			c.files.close(c)
 			c.t = nil
 		}
-		last = c.open(j, links, limit, warmUp)
+		if last = c.open(j, links, limit); last == nil {
+			last = decide()
+		}
 		return last
 	}
 	least, err := leastBudget(limits, try)
-	if err != nil || last == nil {
+	if err != nil {
 		return err
 	}
-	// A lower one was refused last. Times differ, so the same budget may be refused now.
-	if err = try(least); err == nil || !isInput(err) {
-		return err
-	}
-	for _, limit := range limits {
-		if limit > least {
-			if err = try(limit); err == nil || !isInput(err) {
-				break
-			}
+	// Times differ, so a budget may be refused that was not before.
+	limits = slices.DeleteFunc(slices.Clone(limits), func(b memory.Bytes) bool { return b <= least })
+	for _, limit := range append([]memory.Bytes{least}, limits...) {
+		if last != nil || c.budget != limit {
+			err = try(limit)
+		}
+		if err == nil {
+			err = warmUp()
+		}
+		if err == nil || !isInput(err) {
+			break
 		}
 	}
 	return err
 }
 
-// open opens the trainer of a policy and runs its warm-up steps.
-func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmUp func() error) (err error) {
+// open opens the trainer of a policy.
+func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes) (err error) {
 	cfg := j.config
 	if cfg.Memory, err = train.NamedMemory(c.name, budget); err != nil {
 		return err
@@ -318,7 +329,7 @@ func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmU
 	if !j.machine.Process.Speaks() {
 		c.traces.follow(j.disk(), filepath.Join(c.work, c.name), 0)
 	}
-	return warmUp()
+	return nil
 }
 
 // step runs one step.

@@ -77,7 +77,7 @@ func TestContestantBeginsAnew(t *testing.T) {
 	j := jobOf(t, tiny())
 	c := &contestant{name: "none", took: []float64{1}, expected: 5, traces: &tracing{}}
 	c.told = notes{spilled: 3, took: []float64{1}, written: []peak{{1, 2}}, before: []peak{{3, 4}}}
-	if err := c.open(j, memory.Links{Out: 1e9, In: 1e9}, 0, func() error { return nil }); err != nil {
+	if err := c.open(j, memory.Links{Out: 1e9, In: 1e9}, 0); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(c.told, notes{}) || c.took != nil || c.expected != 0 || c.traces != nil {

@@ -63,7 +63,7 @@ type Job struct {
 	share      float64                // the budget of a comparison, as a share of what the first policy took
 	batches    int                    // of an evaluation
 	fs         disk.FS                // that folders are on; nil is that of the operating system
-	decided    func(*contestant) bool // whether a policy has decided; nil asks its runtimes
+	final      func(*contestant) bool // whether the plans of a policy are final; nil asks its runtimes
 }
 
 // NewJob checks options. Options without a policy make a comparison of all policies. It

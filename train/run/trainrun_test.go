@@ -133,12 +133,12 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// Steps of a policy that decides late are not measured, and all policies do the same number
-// of steps.
-func TestCompareWithALateDecision(t *testing.T) {
+// Steps of a policy whose plans are final late are not measured, and all policies do the same
+// number of steps.
+func TestCompareWithALatePlan(t *testing.T) {
 	j := smallJob(t, func(o *Options) { o.Micro, o.Steps = 1, 6 })
 	seen := map[string]*contestant{}
-	j.decided = func(c *contestant) bool {
+	j.final = func(c *contestant) bool {
 		seen[c.name] = c
 		return c.name != "stash" || c.t.StepsDone() >= 5
 	}
