@@ -37,9 +37,10 @@ def best(rivals):
 
 def note(cell, kind, rivals, took):
     """Adds a kind of ours to its cell, with the rivals that took turns with it."""
-    beside = [{"kind": k.name, "ms": took[k.name], "compiled": k.compiled, "peak_mib": k.peak / MIB} for k in rivals if k.name in took]
+    turns = lambda k: [round(t, 2) for t in k.times]
+    beside = [{"kind": k.name, "ms": took[k.name], "turns_ms": turns(k), "compiled": k.compiled, "peak_mib": k.peak / MIB} for k in rivals if k.name in took]
     fits = kind.error is None and kind.peak <= kind.target
-    cell["ours"].append({"kind": kind.name, "ms": took.get(kind.name), "compiled": kind.compiled, "peak_mib": kind.peak / MIB, "fits": fits, "error": kind.error, "rivals": beside})
+    cell["ours"].append({"kind": kind.name, "ms": took.get(kind.name), "turns_ms": turns(kind), "compiled": kind.compiled, "peak_mib": kind.peak / MIB, "fits": fits, "error": kind.error, "rivals": beside})
 
 
 def decide(cell):

@@ -81,7 +81,7 @@ def parse():
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
     p.add_argument("--steps", type=int, help="measured turns (default 4); of short steps up to four times as many")
     p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and each of its targets too, which has turns until its part is over, and three at least. When no time is left, targets are reported as not measured")
-    p.add_argument("--settle", type=int, default=60, help="steps that Stowage gets at most to record and settle its plan (default 60)")
+    p.add_argument("--settle", type=int, default=100, help="steps that Stowage gets at most to record and settle its plan (default 100)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
     p.add_argument("--slow", action="store_true", help="save_on_cpu, too")

@@ -102,6 +102,8 @@ class Before:
             self._hooks += [m.__dict__[name] for name in _hooks]
         for x in given:
             self._note(x, DEEP, False, results)
+        noted = set(map(id, self._results))  # of other objects nothing is compared, and a second pass leaves no trace in them either
+        self._results += {id(container): container for container, _ in sets if id(container) not in noted}.values()
         self._hooks += _global_hooks if modules else ()
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]

@@ -25,7 +25,7 @@ from ._again import Refused, raised
 from ._budget import Budget
 from ._clock import Stopwatch
 from ._compiled import BUDGETS, allow_more_graphs
-from ._contest import Contest, contenders, faster
+from ._contest import TURNS, Contest, contenders, faster, undisturbed
 from ._errors import BudgetError, Error, TooSmall, forget
 from ._key import LATE, REFINED, SLACK, Key
 from ._managed import Following, Passes, Recording, Units
@@ -43,7 +43,7 @@ RECORDED = 2
 # Plans that offload take longer: the library records one step and times another. TIMED steps
 # of a plan are timed.
 TIMED = 3
-STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2, "compare": 2 * TIMED}
+STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2}
 
 # A first plan that offloads leaves this part of the budget, because second passes and copies
 # need memory, too. The measured peak then tells how much of it can be used.
@@ -323,6 +323,8 @@ class Planner:
         rt, budget, step = self._runtime, self._budget, None
         budget.step_peak = 0
         self._rebase(key, known)
+        timed = known.stage in ("compare", "contest") or known.stage == "recompute" and known.steps >= REFINED
+        clock = Stopwatch(rt.device) if timed else None  # what the library takes to begin a step is part of it
         if known.plan is not None and known.plan.offloads:
             rt._refresh()
             step = self._begin(key, known)
@@ -332,8 +334,6 @@ class Planner:
         look = known.stage != "settled" or bool(plan.choices) or known.followed % LOOK == 0 or known.watched > 0
         if step is None and look:
             budget.watch(known.stage != "settled", alone=not self.ranks.several)
-        timed = known.stage in ("compare", "contest") or known.stage == "recompute" and known.steps >= REFINED
-        clock = Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
         now = Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
         rt._step, rt._now = step, now
@@ -505,10 +505,12 @@ class Planner:
         known.turns[offloads].append(took)
         known.steps += 1
         plan, limit = known.other
-        if known.steps < STEPS["compare"]:
+        waits = known.contest is not None
+        offloading, recomputing = (undisturbed(t) if waits else statistics.median(t) for t in (known.turns[True], known.turns[False] or [0.0]))
+        if known.steps < 2 * (TURNS if waits else TIMED):
             known.other, known.plan, known.limit = (known.plan, known.limit), plan, limit
             self._rewrap()
-        elif statistics.median(known.turns[True]) < statistics.median(known.turns[False]):
+        elif offloading < recomputing:
             known.other, known.plan, known.limit, known.stage = (known.plan, known.limit), plan, limit, "settled"
             self._rewrap()
         else:

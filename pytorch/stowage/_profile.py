@@ -29,7 +29,7 @@ from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made, in_backward
 from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again
-from ._units import Attributes, Place, modules
+from ._units import Attributes, Place, helpers, modules
 
 
 class Unit:
@@ -308,6 +308,7 @@ class Profile:
         draws = Draws([*inside, *given])
         buffers = buffers_of(unit.module)
         attributes, arguments, counts = Attributes(inside), Attributes(objects), [len(x.__dict__) for x in objects]
+        beside = Attributes(helpers(inside))
         self.note("begin", call, self.step.mark())
         self.held_before[call] = self.budget.held_beyond()
         call.began = self.now = self.clock.stamp()
@@ -337,8 +338,8 @@ class Profile:
             why = why or f"it changes its attribute {name!r} at every call"
         if why:
             unit.whole, unit.why = False, why
-        unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced())
-        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects)
+        unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced() + beside.replaced())
+        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects, unit.sets.values())
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)

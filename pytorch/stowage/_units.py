@@ -11,6 +11,7 @@ from its input in little time.
 from __future__ import annotations
 
 import collections
+import types
 from typing import Any, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -176,6 +177,7 @@ def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
 numbers = (int, float, bool, str)
 _noted = (*numbers, type(None), torch.Tensor, torch.nn.Parameter)
 own = frozenset(torch.nn.Module().__dict__)
+_code = (type, types.FunctionType, types.MethodType, types.ModuleType)
 
 # What longer containers have is not looked at, only how many.
 LONG = 64
@@ -233,6 +235,12 @@ class Attributes:
 
 # A container and a key in it.
 Place = Tuple[Any, Any]
+
+
+def helpers(inside: Iterable[torch.nn.Module]) -> List[Any]:
+    """Returns the objects that modules have as attributes, such as one that sends tokens to experts."""
+    found = {id(x): x for m in inside for name, x in m.__dict__.items() if name not in own and type(getattr(x, "__dict__", None)) is dict}
+    return [x for x in found.values() if not isinstance(x, (torch.nn.Module, torch.Tensor, *_code))]
 
 
 def at(container: Any, key: Any) -> Any:

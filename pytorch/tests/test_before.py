@@ -378,6 +378,45 @@ class Modules(Case):
         with before:
             self.assertEqual(([60] * 4, 1, 1), ([len(many) for many in module.much[:4]], len(module.much[5]), module.long[0]))
 
+    def test_results_in_objects_of_modules(self):
+        """They stay those of the first pass, whose graph is the step's. Those of a second pass would hold its graph, and so its input, until
+        the next step. Blocks that keep a result in no object are as they were."""
+
+        class Dispatcher:
+            def __init__(self):
+                self.module, self.routing, self.sent = nn.Linear(2, 2), None, 0
+
+        class Sends(Block):
+            def __init__(self):
+                super().__init__()
+                self.dispatcher = Dispatcher()
+
+            def forward(self, x):
+                seen.append(x)
+                self.dispatcher.routing, self.dispatcher.sent = x.sum(-1).exp(), self.dispatcher.sent + 1
+                made.append(self.dispatcher.routing)
+                return super().forward(x) * self.dispatcher.routing.detach()[..., None]
+
+        seen, made = [], []
+        model = stack(Sends, 2)
+        with planned(model) as rt:
+            train(model, one_pass, LATE, rt)
+            self.assertEqual({"recompute"}, set(choices(rt).values()))
+            seen.clear()
+            made.clear()
+            sent = [b.dispatcher.sent for b in model.blocks]
+            x = torch.randn(3, 4, 8)
+            with rt.step():
+                model(x).sum().backward()
+            self.assertEqual(4, len(made))  # two passes of two blocks
+            for i, block in enumerate(model.blocks):
+                self.assertIs(made[i], block.dispatcher.routing)
+                self.assertEqual(sent[i] + 1, block.dispatcher.sent)
+            inputs = [weakref.ref(t) for t in seen[2:]]
+            seen.clear()
+            made.clear()
+            self.assertEqual([None, None], [t() for t in inputs])
+
     def test_what_is_no_data(self):
         """What a framework keeps in objects of its own stays as it is."""
 

@@ -13,6 +13,7 @@ from stowage._contest import FAR, PLANS, TURNS, Contest, contenders, divided
 from stowage._errors import TooSmall
 from stowage._key import NEAR, Key
 from stowage._plan import Plan
+from stowage._planned import TIMED
 
 
 def plan_of(m, choices):
@@ -32,9 +33,10 @@ class Case(unittest.TestCase):
 
 class Turns(unittest.TestCase):
     def test_order_and_the_fastest(self):
-        """Plans take turns in order. The first turn of each does not count, and one slow step does not either."""
+        """Plans take turns in order. The first turn of each does not count, slow steps do not even if they are the most, and
+        one or two that are faster than all others do not either."""
         contest, order = Contest("abc"), []
-        took = {"a": [0.1, 2, 2, 2, 2, 9], "b": [9, 1, 1, 9, 1, 1], "c": [1, 3, 3, 3, 0, 0]}
+        took = {"a": [0.1] + [2] * 9, "b": [9, 1, 1, 1] + [9] * 6, "c": [0, 0.5, 0.5] + [3] * 7}
         left = {name: list(times) for name, times in took.items()}
         while not contest.over:
             order.append(contest.now)
@@ -287,6 +289,20 @@ class Stages(Case):
             stages, _ = self.steps(model, rt, lambda plan: 1.0)
             self.assertNotIn("contest", stages)
             self.assertIs(plans[0], known.plan)
+
+    def test_comparing_after_it(self):
+        """A plan that offloads is compared with the one that stayed as plans were in the contest: over as many turns, of which slow ones do not
+        count. Without a contest the medians of three turns decide."""
+        for contest, slow, turns, offloads in ((True, 5, TURNS, True), (True, TURNS, TURNS, False), (False, 1, TIMED, True), (False, 2, TIMED, False)):
+            with self.subTest(contest=contest, slow=slow), self.three() as (_, rt, known, plans):
+                known.contest = Contest(plans) if contest else None
+                known.stage, known.steps, known.turns, known.plan, known.other = "compare", 0, {False: [], True: []}, plans[1], (plans[0], known.limit)
+                for turn in range(turns):
+                    self.assertEqual(("compare", plans[1]), (known.stage, known.plan))
+                    rt._planner._compare("", known, 9.0 if turn < slow else 1.0)
+                    self.assertEqual(("compare", plans[0]), (known.stage, known.plan))
+                    rt._planner._compare("", known, 2.0)
+                self.assertEqual(("settled", plans[1] if offloads else plans[0]), (known.stage, known.plan))
 
     def test_memory_that_grows_ends_it(self):
         with self.three() as (model, rt, known, plans):

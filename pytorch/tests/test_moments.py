@@ -19,7 +19,7 @@ from stowage._errors import TooSmall
 from stowage._key import Key
 from stowage._measured import HOOK_LEAN, HOOK_WHOLE, Choice
 from stowage._plan import Plan, agree, best
-from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
+from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS, TIMED
 from stowage._ranks import Facts
 from torch import nn
 
@@ -327,7 +327,7 @@ class Refined(unittest.TestCase):
                 facts = lambda seconds: Facts("", None, learnt=True, seconds=seconds)
                 planner._advance("", known, facts(0.0), [facts(0.0)])
                 self.assertEqual("compare", known.stage)
-                for i in range(STEPS["compare"]):
+                for i in range(2 * TIMED):
                     self.assertIs(slow if i % 2 == 0 else fast, known.plan)
                     took = (1.0 + 0.005 * i) * (factor if known.plan is slow else 1.0)
                     planner._advance("", known, facts(took), [facts(took)])
