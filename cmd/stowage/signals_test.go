@@ -274,9 +274,17 @@ func TestCreateUntilSignal(t *testing.T) {
 		stop()
 		f.Discard()
 	}
+	// What nohup ignores stays ignored.
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Ignore(syscall.SIGHUP)
+		defer signal.Reset(syscall.SIGHUP)
+	}
 	f, stop, err := createUntilSignal("trace", raise)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !signal.Ignored(syscall.SIGHUP) || signal.Ignored(syscall.SIGTERM) {
+		t.Error("a signal that was ignored is caught, or one that was not is ignored")
 	}
 	if err := f.Commit(); err != nil {
 		t.Error(err)

@@ -223,6 +223,16 @@ func TestTinyPresets(t *testing.T) {
 // A model is the same by its file, by YAML, and out of a run's options.
 func TestModelFiles(t *testing.T) {
 	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := errors.Join(os.Mkdir("tiny-moe", 0o755), os.Mkdir("other", 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, err := (&ModelSpec{Name: "tiny-moe"}).resolve(); err != nil || m.Name != "tiny-moe" {
+		t.Errorf("beside a folder of its name a preset is %v, %v", m, err)
+	}
+	if _, _, err := (&ModelSpec{Name: "other"}).resolve(); err == nil || strings.Contains(err.Error(), "preset") {
+		t.Errorf("a folder that is no preset: %v", err)
+	}
 	keys := small().Keys
 	delete(keys, "_name_or_path")
 	text, err := json.Marshal(keys)
