@@ -421,10 +421,15 @@ func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (x 
 	if err != nil {
 		return nil, err
 	}
+	return x, c.keep(x)
+}
+
+// keep notes a communicator for watch, or returns the failure that watch has seen by now.
+func (c *cluster) keep(x comm.Comm) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.comms = append(c.comms, x)
-	return x, c.session.Err()
+	return c.session.Err()
 }
 
 func (c *cluster) openMPI(dev device.Device, name string, scratch memory.Bytes, note func(call string, absent []int)) (comm.Comm, error) {

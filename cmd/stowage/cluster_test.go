@@ -30,6 +30,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/leak"
+	"github.com/stowage-dev/stowage/internal/rendezvous"
 	"github.com/stowage-dev/stowage/train/run"
 )
 
@@ -440,4 +441,21 @@ func TestSuggestedLayoutFits(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A communicator that opens after a process has failed is kept, and its rank is told.
+func TestCommunicatorsAfterAFailure(t *testing.T) {
+	s, err := rendezvous.Join(t.Context(), &launcher.Place{Size: 1, Host: "here"}, rendezvous.Options{Exchange: func(text string) (string, error) { return text, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{session: s}
+	if err := c.keep(nil); err != nil {
+		t.Error(err)
+	}
+	s.Abort(errors.New("no memory"))
+	if err := c.keep(nil); err == nil || !strings.Contains(err.Error(), "no memory") || len(c.comms) != 2 {
+		t.Errorf("%v, and %d communicators", err, len(c.comms))
+	}
+	_ = s.Close() // it says the same
 }
