@@ -180,15 +180,19 @@ func counted(n int, what string) string {
 func reportText(w io.Writer, r *report.Report) {
 	for _, run := range r.Runs {
 		var words []string
+		ranks := len(run.Ranks)
 		for _, f := range run.Figures {
-			if f.Name == "peak_device_bytes" {
+			switch f.Name {
+			case "peak_device_bytes":
 				words = append(words, "device peak "+memory.Bytes(f.Value).Short())
+			case "ranks": // a run that was continued with fewer has traces of more
+				ranks = int(f.Value)
 			}
 		}
 		if n := len(run.Steps.Step); n > 0 {
 			words = append(words, counted(run.Steps.Step[n-1], "step"), fmt.Sprintf("loss %.4f", run.Steps.Loss[n-1]))
 		}
-		words = append(words, counted(len(run.Ranks), "rank"))
+		words = append(words, counted(ranks, "rank"))
 		fmt.Fprintf(w, "%-18s %s\n", run.Name, strings.Join(words, ", "))
 		for _, x := range run.Missing {
 			fmt.Fprintf(w, "  %s\n", x)

@@ -121,6 +121,18 @@ func newToken() (string, error) {
 	return hex.EncodeToString(secret), err
 }
 
+// late tells that rank 0 has not said where it is, unless the function that it returns is
+// called within Patience. That function reports whether it was told.
+func (o Options) late(place *launcher.Place) func() bool {
+	if o.Waits == nil || place.Rank == 0 {
+		return func() bool { return false }
+	}
+	t := time.AfterFunc(o.Patience, func() {
+		o.Waits(fmt.Sprintf("rank %d on %s waits for rank 0, which has not said yet where it is", place.Rank, place.Host))
+	})
+	return func() bool { return !t.Stop() }
+}
+
 // exchanged meets at an address that rank 0 sends by the caller's broadcast.
 func exchanged(place *launcher.Place, opts Options) (*meeting, error) {
 	m := &meeting{close: func() {}}
@@ -136,7 +148,9 @@ func exchanged(place *launcher.Place, opts Options) (*meeting, error) {
 		}
 		m.listener, m.token, text = listener, in.Token, string(b)
 	}
+	settled := opts.late(place)
 	text, err := opts.Exchange(text)
+	settled()
 	in := new(invitation)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), in)
@@ -201,7 +215,12 @@ func (m *meeting) connect(ctx context.Context, place *launcher.Place, opts Optio
 	var last error
 	address, began, told := "rank 0", time.Now(), opts.Waits == nil
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		settled := func() bool { return false }
+		if !told {
+			settled = opts.late(place)
+		}
 		in, err := m.invited(ctx)
+		told = settled() || told
 		if err == nil {
 			for _, host := range in.from(place) {
 				address = net.JoinHostPort(host, in.Port)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
@@ -66,6 +67,40 @@ func TestAddresses(t *testing.T) {
 	}
 	if got := in.from(&launcher.Place{Host: "other"}); !slices.Equal(got, want) {
 		t.Errorf("from another machine: %v", got)
+	}
+}
+
+// A rank is told what it waits for also if rank 0 never says where it is, to torchrun's agent
+// or by a broadcast. Rank 0 itself is not.
+func TestSearchSaysThatRankZeroIsMissing(t *testing.T) {
+	const want = "rank 1 on h waits for rank 0, which has not said yet where it is"
+	for rank, want := range [][]string{nil, {want}} {
+		for name, search := range map[string]func(ctx context.Context, p *launcher.Place, o Options){
+			"agent": func(ctx context.Context, p *launcher.Place, o Options) {
+				m := &meeting{invited: func(ctx context.Context) (*invitation, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}}
+				_, _ = m.connect(ctx, p, o)
+			},
+			"broadcast": func(ctx context.Context, p *launcher.Place, o Options) {
+				o.Exchange = func(string) (string, error) {
+					<-ctx.Done()
+					return "", ctx.Err()
+				}
+				_, _ = exchanged(p, o)
+			},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				var said []string
+				search(ctx, &launcher.Place{Rank: rank, Host: "h"}, Options{Patience: 5 * time.Second, Waits: func(text string) { said = append(said, text) }})
+				if !slices.Equal(said, want) {
+					t.Errorf("%s, rank %d: it says %q, want %q", name, rank, said, want)
+				}
+			})
+		}
 	}
 }
 

@@ -2,7 +2,10 @@
 
 package layer
 
-import "testing"
+import (
+	"math"
+	"testing"
+)
 
 func TestBoundsOfRows(t *testing.T) {
 	for _, x := range []struct {
@@ -29,13 +32,14 @@ func TestBoundsOfRows(t *testing.T) {
 	}
 }
 
-// A capacity that is no whole number of rows is rounded up, and every expert has one row.
+// A capacity that is no whole number of rows is rounded up, every expert has one row, and
+// none more than there are tokens.
 func TestCapacityIsRoundedUp(t *testing.T) {
 	for _, x := range []struct {
 		tokens, topK, experts int
 		capacity              float64
 		want                  int
-	}{{8, 2, 3, 1, 6}, {8, 2, 3, 1.2, 7}, {9, 1, 4, 1, 3}, {1, 1, 64, 0.5, 1}, {8, 2, 4, 1, 4}, {8, 2, 4, 0, 0}} {
+	}{{8, 2, 3, 1, 6}, {8, 2, 3, 1.2, 7}, {9, 1, 4, 1, 3}, {1, 1, 64, 0.5, 1}, {8, 2, 4, 1, 4}, {8, 2, 4, 0, 0}, {8, 2, 4, math.MaxFloat32, 8}} {
 		d := &dispatcher{experts: x.experts, topK: x.topK, capacity: x.capacity}
 		if got := d.limit(x.tokens); got != x.want {
 			t.Errorf("%+v: %d rows", x, got)

@@ -49,7 +49,8 @@ func (d *dispatcher) limit(tokens int) int {
 	if d.capacity == 0 {
 		return 0
 	}
-	return max(1, int(math.Ceil(d.capacity*float64(tokens*d.topK)/float64(d.experts))))
+	rows := math.Ceil(d.capacity * float64(tokens*d.topK) / float64(d.experts))
+	return int(max(1, min(rows, float64(tokens)))) // a token has at most one row for an expert
 }
 
 // mostSent returns the most rows that one rank sends to another. A token has at most one row
