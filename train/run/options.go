@@ -91,7 +91,7 @@ type Options struct {
 func DefaultOptions() Options {
 	a := train.DefaultOptim()
 	return Options{
-		Model: ModelSpec{Name: "tiny-moe"}, Seed: 1, Micro: 8, Seq: 128, Microbatches: 2, Dispatch: "alltoall", Device: "cpu",
+		Model: ModelSpec{Name: "tiny-moe"}, Seed: 1, Micro: 4, Seq: 128, Microbatches: 2, Dispatch: "alltoall", Device: "cpu",
 		Fraction: 1, Prefetch: 1, GradComm: "fp32", LR: a.LR, MinLR: a.MinLR, WarmUp: a.WarmUp, Decay: a.Decay, Beta1: a.Beta1, Beta2: a.Beta2,
 		WeightDecay: a.WeightDecay, Clip: a.Clip, BiasRate: 1e-3, Trace: true, SaveEvery: 100, Keep: 2,
 	}
