@@ -1,3 +1,5 @@
+// This file owns tests of the text that goes with a report.
+
 package main
 
 import (
