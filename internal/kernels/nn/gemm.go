@@ -201,7 +201,8 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	l.Arg(uint64(p.C.pitch()))
 	l.Arg(how)
 	if p.C.even() && p.Seg.Experts <= maxExperts {
-		hopperLow.tune(&l, groupedGradHopper, false, p.A, p.B, p.Seg.Experts*hopperLow.tiles(m, n))
+		f := hopperGradForm(p)
+		f.tune(&l, groupedGradHopper, false, p.A, p.B, p.Seg.Experts*f.tiles(m, n))
 	}
 	return l
 }

@@ -161,7 +161,7 @@ func (d gemmDraw) gradient(c *tensorCase, p ExpertsGrad) {
 	}
 	c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
 	c.launches = func(b *device.Buffer) []device.Launch {
-		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: p.Seg.inBuffer(b), First: p.First})}
+		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: p.Seg.inBuffer(b), First: p.First, Expect: p.Expect})}
 	}
 }
 

@@ -4,6 +4,7 @@
 // maps of A and B.
 // targets: sm_90a
 
+#include "gemmlag.cuh"
 #include "gemmplan.cuh"
 
 // Gradient adds to one matrix of m x n for each expert that has rows. The first one stores,
@@ -93,6 +94,14 @@ template <class Form> struct Gradient {
         persist<false, false, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                          \
     }
 
+// The first one, in fp32.
+#define STORED(name)                                                                                            \
+    KERNEL(FORM_THREADS, 1, CLUSTER) name(GROUPED) {                                                            \
+        Gradient<Lag> plan = {global(c), low(size), high(size), {pitch, pitch, F32, F32}, bit(how, 6) != 0,     \
+                              {global(segments), high(rows), low(rows), nullptr}, 0};                           \
+        lag(plan, map_of(name, 9), map_of(name, 10));                                                           \
+    }
+
 DENSE(stowage_nn_hopper_gemm_nn, false, false, Shared)
 DENSE(stowage_nn_hopper_gemm_nt, false, true, Shared)
 DENSE(stowage_nn_hopper_gemm_nn_turns, false, false, Turns)
@@ -109,6 +118,7 @@ EXPERTS(stowage_nn_hopper_grouped_nt, true, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nn_turns, false, Turns)
 EXPERTS(stowage_nn_hopper_grouped_nt_turns, true, Turns)
 GRADIENT(stowage_nn_hopper_grouped_grad_tn_low, Low)
+STORED(stowage_nn_hopper_grouped_grad_tn_lag)
 DENSE(stowage_nn_hopper_gemm_nn_slim, false, false, Slim)
 DENSE(stowage_nn_hopper_gemm_nt_slim, false, true, Slim)
 DENSE(stowage_nn_hopper_gemm_nn_square, false, false, Square)

@@ -9,6 +9,7 @@ import (
 	"math"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -43,6 +44,9 @@ var (
 	// They take turns, and sums begin with the fp32 numbers that they are added to: for gradients
 	// of weights, which take long to read and to store.
 	hopperLow = hopperForm{suffix: "_low", high: 64, wide: 256, stages: 5}
+	// Two groups share a tile, and one may be ahead of the other: for gradients of experts' weights that are
+	// stored in fp32, with seven stages of A and three of each group's B.
+	hopperLag = hopperForm{suffix: "_lag", high: 128, wide: 256, stages: 7}
 	// The blocks of a cluster compute one tile: each adds up one half of k.
 	hopperHalf = hopperForm{suffix: "_half", high: 128, wide: 128, stages: 6}
 )
@@ -52,7 +56,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow, hopperLean, hopper160, hopper224} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperLag, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow, hopperLean, hopper160, hopper224} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -65,7 +69,7 @@ var (
 	gemmHopper        = newHopperKernels("gemm_n")
 	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, square, middle, 160, 224, low, half
 	groupedHopper     = newHopperKernels("grouped_n")
-	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn, low
+	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn: low, lag
 )
 
 const (
@@ -78,6 +82,8 @@ const (
 	// From hopperMany columns on, half of a tile of zeros costs little.
 	hopperMany  = 2048
 	hopperShort = 768
+	// Experts with hopperLong rows on average have sums long enough for large tiles of their gradients.
+	hopperLong = 1024
 	// hopperUnits is the multiprocessors that forms are chosen for. It is no GPU's own number, so that
 	// every GPU adds up in the same order.
 	hopperUnits = 132
@@ -86,8 +92,12 @@ const (
 // shared returns the shared memory of a block: the stages and their barriers, two barriers
 // for the turns, a count of tiles, the rows of experts and their ends, and what aligns them.
 func (f hopperForm) shared() uint32 {
-	box := f.rows()
-	return uint32(f.stages*(f.high+(f.wide+box-1)/box*box)*64*2 + f.stages*16 + 32 + 12*maxExperts + 1024)
+	box, stages := f.rows(), f.stages
+	each := f.high + (f.wide+box-1)/box*box
+	if f == hopperLag {
+		stages, each = 7+2*3, 128
+	}
+	return uint32(stages*each*64*2 + stages*16 + 32 + 12*maxExperts + 1024)
 }
 
 // rows returns the rows of B that are copied at once.
@@ -161,6 +171,16 @@ func hopperGroupedForm(n, k int) hopperForm {
 		return hopperTurns
 	}
 	return hopperFormOf(n)
+}
+
+// hopperGradForm returns the faster form for the gradient of experts' weights. Large tiles read less,
+// and wait longer for their stores, which long sums make up for. A gradient that is stored has the same
+// bits in both.
+func hopperGradForm(p ExpertsGrad) hopperForm {
+	if p.First && p.C.Type == kernels.F32 && cmp.Or(p.Expect, p.A.Rows) >= hopperLong*p.Seg.Experts {
+		return hopperLag
+	}
+	return hopperLow
 }
 
 // hopperTurnedForm returns the fastest form for the gradient of m x n weights. They add up in

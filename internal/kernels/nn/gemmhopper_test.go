@@ -115,6 +115,9 @@ func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
 		}
 	} else {
 		p := ExpertsGrad{A: d.even(kernels.BF16, rows, k), B: d.even(kernels.BF16, rows, n), C: d.even(d.kind(), seg.Experts*k, n), Seg: seg, First: i%2 == 0}
+		if p.First && i%4 == 2 {
+			p.Expect, p.C = 1<<20, d.even(kernels.F32, seg.Experts*k, n) // the form for many rows
+		}
 		d.orphan(seg, p.A, p.B)
 		d.gradient(c, p)
 	}
@@ -152,6 +155,27 @@ func TestHopperGemmOnGPU(t *testing.T) {
 		}
 		swigluCase(t, i, 300, 600).onGPU(t, g)
 		swigluCase(t, i, 300, 600).sameOnGPU(t, g)
+	}
+}
+
+// Gradients of experts' weights that are stored in fp32 have large tiles if experts have many rows.
+func TestHopperFormOfExpertsGradients(t *testing.T) {
+	for _, c := range []struct {
+		rows, expect int
+		first        bool
+		kind         kernels.Number
+		want         hopperForm
+	}{
+		{rows: 8 * 1024, first: true, kind: kernels.F32, want: hopperLag},
+		{rows: 8*1024 - 1, first: true, kind: kernels.F32, want: hopperLow},
+		{rows: 8 * 1024, expect: 100, first: true, kind: kernels.F32, want: hopperLow},
+		{rows: 8 * 1024, first: true, kind: kernels.BF16, want: hopperLow},
+		{rows: 8 * 1024, kind: kernels.F32, want: hopperLow},
+	} {
+		p := ExpertsGrad{A: Matrix{Rows: c.rows}, C: Matrix{Type: c.kind}, Seg: Segments{Experts: 8}, First: c.first, Expect: c.expect}
+		if got := hopperGradForm(p); got != c.want {
+			t.Errorf("%+v: form %q", c, got.suffix)
+		}
 	}
 }
 
