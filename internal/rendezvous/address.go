@@ -127,10 +127,18 @@ func (o Options) late(place *launcher.Place) func() bool {
 	if o.Waits == nil || place.Rank == 0 {
 		return func() bool { return false }
 	}
+	told := make(chan struct{})
 	t := time.AfterFunc(o.Patience, func() {
+		defer close(told)
 		o.Waits(fmt.Sprintf("rank %d on %s waits for rank 0, which has not said yet where it is", place.Rank, place.Host))
 	})
-	return func() bool { return !t.Stop() }
+	return func() bool {
+		if t.Stop() {
+			return false
+		}
+		<-told
+		return true
+	}
 }
 
 // exchanged meets at an address that rank 0 sends by the caller's broadcast.
