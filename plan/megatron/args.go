@@ -181,9 +181,14 @@ func (r *reader) word(name, otherwise string, allowed ...string) string {
 // mostCount bounds every count, so products of two fit into an int64.
 const mostCount = math.MaxInt32
 
-// count reads a number that is not negative. It must be whole, even if a file writes it as
-// 4e3.
-func (r *reader) count(name string, otherwise int) int {
+// count reads a number that is not negative.
+func (r *reader) count(name string, otherwise int) int { return r.atLeast(0, name, otherwise) }
+
+// positive reads a count that must not be zero.
+func (r *reader) positive(name string, otherwise int) int { return r.atLeast(1, name, otherwise) }
+
+// atLeast reads a count. It must be whole, even if a file writes it as 4e3.
+func (r *reader) atLeast(least float64, name string, otherwise int) int {
 	w, ok := r.oneWord(name)
 	if !ok {
 		return otherwise
@@ -192,22 +197,14 @@ func (r *reader) count(name string, otherwise int) int {
 	switch {
 	case err != nil || f != math.Trunc(f):
 		r.fail("--%s %s: a whole number is expected", name, w)
-	case f < 0 || f > mostCount:
-		r.fail("--%s %s: the number must lie between 0 and %d", name, w, mostCount)
+	case f < least:
+		r.fail("--%s %s: the number must be at least %g", name, w, least)
+	case f > mostCount:
+		r.fail("--%s %s: the number must be at most %d", name, w, mostCount)
 	default:
 		return int(f)
 	}
 	return otherwise
-}
-
-// positive reads a count that must not be zero.
-func (r *reader) positive(name string, otherwise int) int {
-	n := r.count(name, otherwise)
-	if n == 0 && r.given(name) {
-		r.fail("--%s 0: the number must be at least 1", name)
-		return otherwise
-	}
-	return n
 }
 
 func (r *reader) number(name string, otherwise float64) float64 {

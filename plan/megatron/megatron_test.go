@@ -44,7 +44,7 @@ func TestRefused(t *testing.T) {
 		{"--micro-batch-size is missing", []any{"micro-batch-size", nil}},
 		{"--seq-length is missing", []any{"seq-length", nil}},
 		{"size of the vocabulary is not in the arguments", []any{"vocab-size", nil, "tokenizer-type", "HuggingFaceTokenizer"}},
-		{"--hidden-size -5: the number must lie between 0", []any{"hidden-size", -5}},
+		{"--hidden-size -5: the number must be at least 1", []any{"hidden-size", -5}},
 		{"--hidden-size 0: the number must be at least 1", []any{"hidden-size", 0}},
 		{"--hidden-size 12.5: a whole number is expected", []any{"hidden-size", 12.5}},
 		{"--hidden-size many: a whole number is expected", []any{"hidden-size", "many"}},
