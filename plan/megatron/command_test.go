@@ -388,3 +388,47 @@ func FuzzParseYAML(f *testing.F) {
 		}
 	})
 }
+
+// Every flag of a launcher is read alone, under all its names; what is no number of nodes or processes is
+// kept where it stands for one.
+func TestLauncherFlags(t *testing.T) {
+	for text, want := range map[string]launcher{
+		"--nnodes 2": {nodes: 2}, "--nnodes=2": {nodes: 2}, "-N 3": {nodes: 3}, "--nodes '4'": {nodes: 4}, "nodes 4": {},
+		"--nproc_per_node=8": {each: 8}, "--nproc-per-node \"8\"": {each: 8}, "--ntasks-per-node 2": {tasks: 2},
+		"--gpus-per-node=h100:4": {gpus: 4}, "--gres gpu:h100:4": {gpus: 4}, "--num_gpus 5": {gpus: 5},
+		"-n 6": {all: 6}, "-np 6": {all: 6}, "--ntasks=6": {all: 6}, "-n": {},
+		"--nnodes 0": {unset: "0"}, "--nnodes 1:4": {unset: "1:4"}, "--nnodes": {}, "--nnodes --x": {}, "--nnodes=": {},
+		"--nproc-per-node auto": {unsetEach: "auto"}, "--nproc-per-node --x": {}, "--ntasks-per-node x": {}, "-n x": {}, "--nodes x": {},
+		fmt.Sprintf("-n %d", mostGPUs): {all: mostGPUs}, fmt.Sprintf("-n %d", mostGPUs+1): {},
+		"-N 2 -n 16 --nproc-per-node 8 --ntasks-per-node 4 --gres=gpu:3": {nodes: 2, all: 16, each: 8, tasks: 4, gpus: 3},
+	} {
+		if got := launcherOf(strings.Fields(text)); got != want {
+			t.Errorf("%s is %+v, want %+v", text, got, want)
+		}
+	}
+	// What a launcher states wins over what another does, but for numbers of Slurm, of which the larger counts.
+	one, two := launcher{1, 2, 3, 4, 5, "a", "b"}, launcher{11, 12, 13, 14, 15, "c", "d"}
+	for _, c := range []struct{ l, other, want launcher }{
+		{one, two, launcher{1, 2, 13, 14, 15, "a", "b"}}, {two, one, two}, {launcher{}, two, two}, {two, launcher{}, two},
+	} {
+		got := c.l
+		if got.or(c.other); got != c.want {
+			t.Errorf("%+v with %+v is %+v, want %+v", c.l, c.other, got, c.want)
+		}
+	}
+	for want, l := range map[string]launcher{
+		"":                           {},
+		"nnodes=3 nproc-per-node=8":  {nodes: 3, each: 8, tasks: 4, gpus: 2, all: 6},
+		"nnodes=3 nproc-per-node=4":  {nodes: 3, tasks: 4, gpus: 2, all: 6},
+		"nnodes=3 nproc-per-node=2":  {nodes: 3, tasks: 1, gpus: 2, all: 9},
+		"nnodes=3 nproc-per-node=5":  {nodes: 3, tasks: 1, all: 15, unset: "x"},
+		"nnodes=3":                   {nodes: 3, all: 16},
+		"nnodes=x nproc-per-node=16": {all: 16, unset: "x", unsetEach: "y"},
+		"nnodes=x nproc-per-node=y":  {unset: "x", unsetEach: "y"},
+	} {
+		args := map[string]any{}
+		if l.write(args); flat(args) != want {
+			t.Errorf("%+v is written as %q, want %q", l, flat(args), want)
+		}
+	}
+}
