@@ -227,7 +227,7 @@ func TestRowsAgainstTheRuleOnGPU(t *testing.T) {
 	c := testConfig(t, rowsModel(1024, 2048, 8))
 	c.Number, c.Device = kernels.BF16, openGPU
 	c.Layout, c.Batch = Layout{PP: 1, VPP: 1, EP: 1, DP: 1}, Batch{Micro: 4, Seq: 2048, Microbatches: 1}
-	compareBudgets(t, c, 12, []int{80, 65, 50, 40}, func(share int, rule, solver budgetRun) {
+	compareBudgets(t, c, 24, []int{80, 65, 50, 40}, func(share int, rule, solver budgetRun) {
 		if solver.measured.Seconds() > 1.05*rule.measured.Seconds() {
 			t.Errorf("%d%%: %v, and %v under the rule", share, solver.measured, rule.measured)
 		}
