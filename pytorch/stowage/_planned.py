@@ -506,11 +506,11 @@ class Planner:
         known.steps += 1
         plan, limit = known.other
         waits = known.contest is not None
-        offloading, recomputing = (undisturbed(t) if waits else statistics.median(t) for t in (known.turns[True], known.turns[False] or [0.0]))
+        offloading, recomputing = known.turns[True], known.turns[False]
         if known.steps < 2 * (TURNS if waits else TIMED):
             known.other, known.plan, known.limit = (known.plan, known.limit), plan, limit
             self._rewrap()
-        elif offloading < recomputing:
+        elif undisturbed(offloading) < undisturbed(recomputing) if waits else statistics.median(offloading) < statistics.median(recomputing):
             known.other, known.plan, known.limit, known.stage = (known.plan, known.limit), plan, limit, "settled"
             self._rewrap()
         else:
