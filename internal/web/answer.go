@@ -57,7 +57,7 @@ func (a *Answer) Refuse(status int, sentence string) {
 func (a *Answer) Stream(kind string) error {
 	a.Set("Content-Type", kind)
 	a.Set("Connection", "close")
-	a.request.keep = false
+	a.request.keep, a.request.unread = false, false // all that follows is read here
 	a.gone = make(chan struct{})
 	_ = a.conn.SetReadDeadline(time.Time{}) // all our connections have deadlines
 	go func() {

@@ -304,3 +304,18 @@ func TestEnd(t *testing.T) {
 		})
 	}
 }
+
+// A stream reads what its viewer sends behind the request, so that the end of the stream
+// must not read it as well.
+func TestStreamReadsAlone(t *testing.T) {
+	here, there := net.Pipe()
+	defer here.Close()
+	r, _ := read("GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+	a := &Answer{conn: there, in: there, request: r}
+	go func() { _, _ = io.Copy(io.Discard, here) }()
+	if err := a.Stream("text/plain"); err != nil || r.unread || r.keep {
+		t.Errorf("%v, %+v", err, r)
+	}
+	_ = there.Close()
+	<-a.Gone()
+}
