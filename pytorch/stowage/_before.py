@@ -14,7 +14,7 @@ import torch
 
 from ._record import version_of
 from ._surroundings import Draws, is_generator
-from ._units import LONG, Place, at, counting, numbers, own
+from ._units import LONG, Place, at, counting, numbers, other, own
 from ._written import check_versions
 
 # What has no parts.
@@ -70,9 +70,9 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
+    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_counts", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
 
-    def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = ()) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = (), counts: Collection[Place] = ()) -> None:
         self.modules = modules
         # Dictionaries without results, what they had, and how many of the first names every module has: what comes after these
         # is compared all at once. And others.
@@ -103,7 +103,9 @@ class Before:
         for x in given:
             self._note(x, DEEP, False, results)
         noted = set(map(id, self._results))  # of other objects nothing is compared, and a second pass leaves no trace in them either
-        self._results += {id(container): container for container, _ in sets if id(container) not in noted}.values()
+        self._results += {id(container): container for container, _ in (*sets, *counts) if id(container) not in noted}.values()
+        # But for numbers that calls change there.
+        self._counts = [(container, key, x) for container, key in counts for x in [at(container, key)] if type(x) in numbers]
         self._hooks += _global_hooks if modules else ()
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
@@ -167,6 +169,7 @@ class Before:
         return (
             self.modules == modules
             and not self._differing()
+            and not any(other(at(container, key), x) for container, key, x in self._counts)
             and not self.written()
             and (self._draws is None or not self._draws.drawn())
             and all(version_of(t) == version for t, version in self._buffers)
@@ -200,6 +203,9 @@ class Before:
         self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results)]
         for container, then in differ:
             _put(container, then)
+        for container, key, x in self._counts:
+            if type(at(container, key)) in numbers:
+                container[key] = x
         if self._draws is not None:
             self._drawn = Draws(self._generators, False)
             self._draws.set()

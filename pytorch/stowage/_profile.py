@@ -53,13 +53,14 @@ class Unit:
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
         self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors, which stay those of the first pass
+        self.counts: Dict[Tuple[int, Any], Place] = {}  # numbers that its calls change in objects of its modules
         self._before: Optional[Before] = None
 
     def state(self) -> Before:
         """Returns the data that its modules have now. Most calls find what the last one found."""
         inside = modules(self.module)
         if self._before is None or not self._before.same(inside):
-            self._before = Before(inside, (), self.sets.values())
+            self._before = Before(inside, (), self.sets.values(), self.counts.values())
         return self._before
 
 
@@ -339,6 +340,7 @@ class Profile:
         if why:
             unit.whole, unit.why = False, why
         unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced() + beside.replaced())
+        unit.counts.update(((id(container), key), (container, key)) for container, key in beside.counted())
         call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects, unit.sets.values())
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
@@ -426,7 +428,7 @@ class Profile:
     def check(self, call: Call) -> None:
         unit = call.unit
         inside = list(modules(unit.module))
-        attributes, draws = Attributes(inside), Draws(inside)
+        attributes, draws = Attributes([*inside, *helpers(inside)]), Draws(inside)
         if any(version_of(p) != version for p, version in call.weights):
             unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
         if any(x is not None and version_of(x) != version for x, version in ((weak(), version) for weak, version in call.given)):

@@ -213,7 +213,7 @@ class Attributes:
         for name, now, before in self._containers:
             if len(now) != len(before):
                 return str(name)
-        return next((name for name, container, key, x, _ in self._places if type(x) in numbers and at(container, key) != x), "")
+        return next((name for name, container, key, x, _ in self._places if type(x) in numbers and other(at(container, key), x)), "")
 
     def written(self) -> str:
         """Returns the name of a tensor that was written in place, or nothing."""
@@ -222,6 +222,10 @@ class Attributes:
     def replaced(self) -> List[Place]:
         """Returns where there are other tensors now. They may be results, which anybody may read, as losses are."""
         return [(container, key) for _, container, key, x, _ in self._places if type(x) not in numbers and at(container, key) is not x]
+
+    def counted(self) -> List[Place]:
+        """Returns where there are other numbers now."""
+        return [(container, key) for _, container, key, x, _ in self._places if type(x) in numbers and other(at(container, key), x)]
 
     def restore(self) -> None:
         for _, now, before in self._containers:
@@ -249,6 +253,11 @@ def at(container: Any, key: Any) -> Any:
         return container[key]
     except (KeyError, IndexError):
         return None
+
+
+def other(now: Any, x: Any) -> bool:
+    """Reports whether there is something else now than a number."""
+    return type(now) is not type(x) or bool(now != x)
 
 
 counting = torch.nn.modules.batchnorm._NormBase

@@ -417,6 +417,41 @@ class Modules(Case):
             made.clear()
             self.assertEqual([None, None], [t() for t in inputs])
 
+    def test_numbers_in_objects_of_modules(self):
+        """A schedule that counts calls counts no second passes, in recorded steps and others, whatever else its object has. A second pass
+        finds the number of the first."""
+
+        class Schedule:
+            def __init__(self, **more):
+                self.calls, self.often = 0, [0]
+                self.__dict__.update(more)
+
+        class Scheduled(Block):
+            def __init__(self, more):
+                super().__init__()
+                self.schedule = Schedule(**more)
+
+            def forward(self, x):
+                s = self.schedule
+                s.calls, s.often[0] = s.calls + 1, s.often[0] + 1
+                return super().forward(x * (1 + s.calls // 5 + s.often[0] // 6))
+
+        for more in ({}, {"module": nn.Linear(2, 2)}):
+            with self.subTest(more=more):
+                self.late(lambda: stack(lambda: Scheduled(more), 2), one_pass, steps=12)
+
+    def test_numbers_that_tensors_replace(self):
+        class Keeps(Block):
+            def __init__(self):
+                super().__init__()
+                self.last = 0.0
+
+            def forward(self, x):
+                self.last = super().forward(x)
+                return self.last
+
+        self.late(lambda: stack(Keeps, 2), one_pass)
+
     def test_what_is_no_data(self):
         """What a framework keeps in objects of its own stays as it is."""
 
