@@ -70,7 +70,7 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_counts", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
+    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_beside", "_counts", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = (), counts: Collection[Place] = ()) -> None:
         self.modules = modules
@@ -103,7 +103,7 @@ class Before:
         for x in given:
             self._note(x, DEEP, False, results)
         noted = set(map(id, self._results))  # of other objects nothing is compared, and a second pass leaves no trace in them either
-        self._results += {id(container): container for container, _ in (*sets, *counts) if id(container) not in noted}.values()
+        self._beside = list({id(container): container for container, _ in (*sets, *counts) if id(container) not in noted}.values())
         # But for numbers that calls change there.
         self._counts = [(container, key, x) for container, key in counts for x in [at(container, key)] if type(x) in numbers]
         self._hooks += _global_hooks if modules else ()
@@ -200,7 +200,8 @@ class Before:
 
     def __enter__(self) -> None:
         differ = self._differing()
-        self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results)]
+        parts = (x for of in self._beside if type(of) is dict for x in of.values() if type(x) in (list, dict, set))
+        self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results, *self._beside, *parts)]
         for container, then in differ:
             _put(container, then)
         for container, key, x in self._counts:

@@ -53,7 +53,7 @@ class Unit:
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
         self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors, which stay those of the first pass
-        self.counts: Dict[Tuple[int, Any], Place] = {}  # numbers that its calls change in objects of its modules
+        self.counts: Dict[Tuple[int, Any], Place] = {}  # numbers and containers that its calls change in objects of its modules
         self._before: Optional[Before] = None
 
     def state(self) -> Before:

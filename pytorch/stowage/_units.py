@@ -191,7 +191,7 @@ class Attributes:
 
     def __init__(self, owners: Iterable[Any]) -> None:
         self._places: List[Tuple[str, Any, Any, Any, int]] = []  # a name, a container and a key in it, what is there, and its version
-        self._containers: List[Any] = []
+        self._containers: List[Any] = []  # a name, what has it, a container, and a copy of that
         for o in owners:
             for name, x in o.__dict__.items():
                 if name in own and isinstance(o, torch.nn.Module):
@@ -199,7 +199,7 @@ class Attributes:
                 if type(x) in _noted:
                     self._note(name, o.__dict__, name, x)
                 elif type(x) in (list, dict, set):
-                    self._containers.append((name, x, x.copy()))
+                    self._containers.append((name, o.__dict__, x, x.copy()))
                     if len(x) <= LONG and type(x) is not set:
                         for key, y in x.items() if type(x) is dict else enumerate(x):
                             self._note(name, x, key, y)
@@ -210,7 +210,7 @@ class Attributes:
 
     def changed(self) -> str:
         """Returns the name of a number that is different now, or of a container with more or less in it, or nothing."""
-        for name, now, before in self._containers:
+        for name, _, now, before in self._containers:
             if len(now) != len(before):
                 return str(name)
         return next((name for name, container, key, x, _ in self._places if type(x) in numbers and other(at(container, key), x)), "")
@@ -224,11 +224,12 @@ class Attributes:
         return [(container, key) for _, container, key, x, _ in self._places if type(x) not in numbers and at(container, key) is not x]
 
     def counted(self) -> List[Place]:
-        """Returns where there are other numbers now."""
-        return [(container, key) for _, container, key, x, _ in self._places if type(x) in numbers and other(at(container, key), x)]
+        """Returns where there are other numbers now, and containers with more or less in them."""
+        grown = [(of, name) for name, of, now, before in self._containers if len(now) != len(before)]
+        return grown + [(container, key) for _, container, key, x, _ in self._places if type(x) in numbers and other(at(container, key), x)]
 
     def restore(self) -> None:
-        for _, now, before in self._containers:
+        for _, _, now, before in self._containers:
             if len(now) != len(before):
                 now.clear()
                 now.extend(before) if type(now) is list else now.update(before)

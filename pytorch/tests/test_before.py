@@ -440,6 +440,33 @@ class Modules(Case):
             with self.subTest(more=more):
                 self.late(lambda: stack(lambda: Scheduled(more), 2), one_pass, steps=12)
 
+    def test_lists_in_objects_of_modules(self):
+        """What a call adds to them is there once, whoever made the list, and whatever else its object has."""
+
+        class Log:
+            def __init__(self):
+                self.module, self.losses, self.seen = nn.Linear(2, 2), [], set()
+
+        class Logs(Block):
+            def __init__(self):
+                super().__init__()
+                self.log = Log()
+
+            def forward(self, x):
+                y = super().forward(x)
+                self.log.losses.append(y.mean())
+                self.log.seen.add(len(self.log.seen))
+                return y
+
+        def step(model, i):
+            for block in model.blocks:
+                block.log.losses = []
+            loss = one_pass(model, i)
+            self.assertEqual([(1, i + 1)] * 2, [(len(block.log.losses), len(block.log.seen)) for block in model.blocks])
+            return loss
+
+        self.late(lambda: stack(Logs, 2), step)
+
     def test_numbers_that_tensors_replace(self):
         class Keeps(Block):
             def __init__(self):
