@@ -29,7 +29,7 @@ from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made, in_backward
 from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again
-from ._units import Attributes, Place, helpers, modules
+from ._units import Attributes, Places, helpers, modules, remember
 
 
 class Unit:
@@ -52,15 +52,15 @@ class Unit:
         self.retained = False  # a backward pass left what it saves: offloaded, it would come back and stay
         self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
-        self.sets: Dict[Tuple[int, Any], Place] = {}  # where its calls put tensors, which stay those of the first pass
-        self.counts: Dict[Tuple[int, Any], Place] = {}  # numbers and containers that its calls change in objects of its modules
+        self.sets: Places = {}  # where its calls put tensors, which stay those of the first pass
+        self.counts: Places = {}  # numbers and containers that its calls change in objects of its modules
         self._before: Optional[Before] = None
 
     def state(self) -> Before:
         """Returns the data that its modules have now. Most calls find what the last one found."""
         inside = modules(self.module)
         if self._before is None or not self._before.same(inside):
-            self._before = Before(inside, (), self.sets.values(), self.counts.values())
+            self._before = Before(inside, (), list(self.sets.values()), list(self.counts.values()))
         return self._before
 
 
@@ -309,7 +309,7 @@ class Profile:
         draws = Draws([*inside, *given])
         buffers = buffers_of(unit.module)
         attributes, arguments, counts = Attributes(inside), Attributes(objects), [len(x.__dict__) for x in objects]
-        beside = Attributes(helpers(inside))
+        beside = [(x, Attributes([x])) for x in helpers(inside)]
         self.note("begin", call, self.step.mark())
         self.held_before[call] = self.budget.held_beyond()
         call.began = self.now = self.clock.stamp()
@@ -339,9 +339,11 @@ class Profile:
             why = why or f"it changes its attribute {name!r} at every call"
         if why:
             unit.whole, unit.why = False, why
-        unit.sets.update(((id(container), key), (container, key)) for container, key in attributes.replaced() + beside.replaced())
-        unit.counts.update(((id(container), key), (container, key)) for container, key in beside.counted())
-        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects, unit.sets.values())
+        remember(unit.sets, attributes.replaced())
+        for x, of in beside:
+            remember(unit.sets, of.replaced(), x)
+            remember(unit.counts, of.counted(), x)
+        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects, list(unit.sets.values()))
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)

@@ -11,7 +11,10 @@ from its input in little time.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import types
+import weakref
 from typing import Any, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -240,12 +243,23 @@ class Attributes:
 
 # A container and a key in it.
 Place = Tuple[Any, Any]
+Places = Dict[Tuple[int, Any], Place]
 
 
 def helpers(inside: Iterable[torch.nn.Module]) -> List[Any]:
     """Returns the objects that modules have as attributes, such as one that sends tokens to experts."""
     found = {id(x): x for m in inside for name, x in m.__dict__.items() if name not in own and type(getattr(x, "__dict__", None)) is dict}
     return [x for x in found.values() if not isinstance(x, (torch.nn.Module, torch.Tensor, *_code))]
+
+
+def remember(places: Places, more: Iterable[Place], owner: Any = None) -> None:
+    """Adds places, until their owner is gone: what is in an object of one step, nobody wants any more."""
+    for container, key in more:
+        name = id(container), key
+        places[name] = container, key
+        if owner is not None:
+            with contextlib.suppress(TypeError):  # it may have no weak references
+                weakref.finalize(owner, functools.partial(places.pop, name, None)).atexit = False
 
 
 def at(container: Any, key: Any) -> Any:

@@ -467,6 +467,30 @@ class Modules(Case):
 
         self.late(lambda: stack(Logs, 2), step)
 
+    def test_objects_of_one_step(self):
+        """Nothing holds them, nor what blocks put into them, once a module has another."""
+
+        class Context:
+            def __init__(self):
+                self.module, self.out = nn.Linear(2, 2), None
+
+        class Puts(Block):
+            def forward(self, x):
+                self.context.out = super().forward(x)
+                return self.context.out
+
+        def step(model, i):
+            for block in model.blocks:
+                block.context = Context()
+            loss = one_pass(model, i)
+            made.extend((i, weakref.ref(x)) for block in model.blocks for x in (block.context, block.context.out))
+            return loss
+
+        made, model = [], stack(Puts, 2)
+        with planned(model) as rt:
+            train(model, step, LATE, rt)
+            self.assertEqual({LATE - 1}, {i for i, x in made if x() is not None})
+
     def test_numbers_that_tensors_replace(self):
         class Keeps(Block):
             def __init__(self):
