@@ -324,7 +324,7 @@ class Profile:
             call.made = {}
         call.ended = self.now = self.clock.stamp()
         why = ""
-        drawn, written = draws.drawn(), attributes.written()
+        drawn, written = draws.drawn(), next(filter(None, (of.written() for of in (attributes, *(of for _, of in beside)))), "")
         if [version_of(x) for x in tensors] != versions or arguments.changed() or arguments.written() or arguments.replaced() or [len(x.__dict__) for x in objects] != counts:
             why = "it writes to its input"
         elif drawn:

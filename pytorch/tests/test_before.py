@@ -491,6 +491,21 @@ class Modules(Case):
             train(model, step, LATE, rt)
             self.assertEqual({LATE - 1}, {i for i, x in made if x() is not None})
 
+    def test_tensors_that_calls_write_in_objects_of_modules(self):
+        class Counts(Block):
+            def forward(self, x):
+                self.counts.tensor += 1
+                return super().forward(x)
+
+        for more in ({}, {"module": nn.Linear(2, 2)}):
+            model = stack(Counts, 2)
+            for block in model.blocks:
+                block.counts = space(tensor=torch.zeros(()), **more)
+            with planned(model) as rt:
+                train(model, one_pass, LATE, rt)
+                self.assertEqual({"it writes to its attribute 'tensor'"}, set(why(rt).values()))
+            self.assertEqual([LATE] * 2, [block.counts.tensor for block in model.blocks])
+
     def test_numbers_that_tensors_replace(self):
         class Keeps(Block):
             def __init__(self):
