@@ -255,9 +255,9 @@ def helpers(inside: Iterable[torch.nn.Module]) -> List[Any]:
 def remember(places: Places, more: Iterable[Place], owner: Any = None) -> None:
     """Adds places, until their owner is gone: what is in an object of one step, nobody wants any more."""
     for container, key in more:
-        name = id(container), key
+        name, new = (id(container), key), (id(container), key) not in places
         places[name] = container, key
-        if owner is not None:
+        if new and owner is not None:
             with contextlib.suppress(TypeError):  # it may have no weak references
                 weakref.finalize(owner, functools.partial(places.pop, name, None)).atexit = False
 
