@@ -362,15 +362,18 @@ func TestSlowViewers(t *testing.T) {
 func TestTooManyViewers(t *testing.T) {
 	s, c := served(t)
 	defer s.Close()
-	s.viewers = mostViewers
+	count := func(n int) {
+		s.mu.Lock()
+		s.viewers = n
+		s.mu.Unlock()
+	}
+	count(mostViewers)
 	if status, _, _ := get(t, c, s.URL()+"events"); status != http.StatusServiceUnavailable {
 		t.Errorf("one more: %d", status)
 	}
-	s.viewers = mostViewers - 1
+	count(mostViewers - 1)
 	next(t, listenTo(t, c, s))
-	s.mu.Lock()
-	s.viewers = 0 // they have gone
-	s.mu.Unlock()
+	count(0) // they have gone
 }
 
 // A viewer that has gone makes room for another, however many come in the end.
@@ -434,16 +437,15 @@ func TestViewersAreWoken(t *testing.T) {
 		s.Step(sample("none", 1))
 		said("event: report\ndata: {\"version\":1}")
 		time.Sleep(leastPause / 2)
-		began, took := time.Now(), time.Duration(0)
+		began, took := time.Now(), make(chan time.Duration, 1)
 		s.made.took = 3 * time.Second
 		go func() {
 			s.Close()
-			took = time.Since(began)
+			took <- time.Since(began)
 		}()
 		said("event: done\ndata: {\"version\":1}")
-		time.Sleep(time.Minute)
-		if want := s.farewell + 2*s.made.took; took != want {
-			t.Errorf("the end took %v, want %v", took, want)
+		if got, want := <-took, s.farewell+2*s.made.took; got != want {
+			t.Errorf("the end took %v, want %v", got, want)
 		}
 		here.Close()
 	})
