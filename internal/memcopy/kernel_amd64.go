@@ -4,11 +4,23 @@
 
 package memcopy
 
+import "github.com/stowage-dev/stowage/internal/sysinfo"
+
 // The assembly is left out under the race detector, which does not see its
 // stores: plain copy is instrumented, so a race on a copied range is reported.
 
 // best is the fastest kind that CPU and operating system support.
-var best = detect(cpuid, xgetbv)
+var best = fastest(sysinfo.ReadInstructions())
+
+func fastest(has sysinfo.Instructions) kind {
+	switch {
+	case !has.AVX2:
+		return kindPlain
+	case !has.AVX512F:
+		return kindAVX2
+	}
+	return kindAVX512
+}
 
 // streams is the number of pages, or rows, that the kind's kernel walks at once.
 func (k kind) streams() int {
@@ -56,36 +68,3 @@ func copy4AVX2(dst *byte, dstride int, src *byte, sstride, lines int)
 
 //go:noescape
 func fillAVX2(dst *byte, value byte, n int)
-
-func cpuid(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32)
-
-func xgetbv() (eax uint32)
-
-// detect follows Intel's Software Developer's Manual, volume 1, 14.3 and 15.2:
-// an instruction may be used when the CPU has it and the operating system saves
-// its registers (XCR0).
-func detect(cpuid func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32), xgetbv func() uint32) kind {
-	const (
-		osxsave = 1 << 27 // leaf 1 ecx
-		avx     = 1 << 28 // leaf 1 ecx
-		avx2    = 1 << 5  // leaf 7 ebx
-		avx512f = 1 << 16 // leaf 7 ebx
-		ymm     = 0x06    // XCR0: xmm, ymm
-		zmm     = 0xe6    // XCR0: the same and opmask, upper zmm, zmm16 to 31
-	)
-	if highest, _, _, _ := cpuid(0, 0); highest < 7 {
-		return kindPlain
-	}
-	if _, _, ecx, _ := cpuid(1, 0); ecx&(osxsave|avx) != osxsave|avx {
-		return kindPlain
-	}
-	saved := xgetbv()
-	_, ebx, _, _ := cpuid(7, 0)
-	switch {
-	case ebx&avx2 == 0 || saved&ymm != ymm:
-		return kindPlain
-	case ebx&avx512f == 0 || saved&zmm != zmm:
-		return kindAVX2
-	}
-	return kindAVX512
-}

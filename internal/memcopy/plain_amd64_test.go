@@ -7,6 +7,8 @@ package memcopy
 import (
 	"fmt"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
 // Without vector instructions that store past the caches everything works as well.
@@ -25,39 +27,13 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// A kind is used only where the processor has its instructions and the operating system
-// saves their registers.
-func TestDetect(t *testing.T) {
-	const both = 1<<27 | 1<<28
-	for _, x := range []struct {
-		highest, ecx, ebx, saved uint32
-		want                     kind
-	}{
-		{7, both, 1<<5 | 1<<16, 0xe6, kindAVX512}, {31, both | 1, 1<<5 | 1<<16 | 2, 0xe7, kindAVX512},
-		{7, both, 1 << 5, 0xe6, kindAVX2}, {7, both, 1<<5 | 1<<16, 0x66, kindAVX2}, {7, both, 1<<5 | 1<<16, 0x06, kindAVX2},
-		{7, both, 1 << 16, 0xe6, kindPlain}, {7, both, 1<<5 | 1<<16, 0x02, kindPlain}, {7, both, 1<<5 | 1<<16, 0xe4, kindPlain},
-		{7, 1 << 27, 1<<5 | 1<<16, 0xe6, kindPlain}, {7, 1 << 28, 1<<5 | 1<<16, 0xe6, kindPlain}, {6, both, 1<<5 | 1<<16, 0xe6, kindPlain},
+// A kind is used only where there are its instructions.
+func TestFastest(t *testing.T) {
+	for has, want := range map[sysinfo.Instructions]kind{
+		{AVX2: true, AVX512F: true}: kindAVX512, {AVX2: true, FMA: true}: kindAVX2, {AVX512F: true}: kindPlain, {}: kindPlain,
 	} {
-		got := detect(func(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32) {
-			switch {
-			case leaf == 0:
-				return x.highest, 0, 0, 0
-			case leaf > x.highest || subleaf != 0:
-				t.Errorf("leaf %d, %d of %d is read", leaf, subleaf, x.highest)
-			case leaf == 1:
-				return 0, 0, x.ecx, 0
-			case leaf == 7:
-				return 0, x.ebx, 0, 0
-			}
-			return 0, 0, 0, 0
-		}, func() uint32 {
-			if x.ecx>>27&1 == 0 {
-				t.Error("registers of the system are read that it does not show")
-			}
-			return x.saved
-		})
-		if got != x.want {
-			t.Errorf("%+v: got %v", x, got)
+		if got := fastest(has); got != want {
+			t.Errorf("%+v: got %v, want %v", has, got, want)
 		}
 	}
 }

@@ -40,6 +40,8 @@ func TestDecode(t *testing.T) {
 		{7, xsave | avx | fma, avx2 | avx512, amxBF16 | amxTile, 1, bf16, 0x000e6, "{true true true true false false}"},
 		{7, xsave | avx | fma, avx2 | avx512, amxBF16 | amxTile, 1, bf16, 0x00006, "{true true false false false false}"},
 		{7, xsave | avx | fma, avx2 | avx512, amxBF16 | amxTile, 1, bf16, 0x00002, "{false false false false false false}"},
+		{7, xsave | avx | fma, avx2 | avx512, 0, 1, bf16, 0x00066, "{true true false false false false}"},
+		{7, xsave | avx | fma, avx2 | avx512, 0, 1, bf16, 0x000e4, "{false false false false false false}"},
 		{7, xsave | avx, avx2, 0, 0, 0, 0x00006, "{true false false false false false}"},
 		{7, avx | fma, avx2 | avx512, 0, 1, bf16, 0x600e6, "{false false false false false false}"},
 		{7, xsave | fma, avx2 | avx512, 0, 1, bf16, 0x600e6, "{false false false false false false}"},
@@ -56,7 +58,13 @@ func TestDecode(t *testing.T) {
 			}
 			return c.part1, 0, 0, 0
 		}
-		if got := fmt.Sprint(decode(ask, func() uint32 { return c.saved })); got != c.want {
+		saved := func() uint32 {
+			if c.one&xsave == 0 {
+				t.Errorf("%+v: registers of the system are read that it does not show", c)
+			}
+			return c.saved
+		}
+		if got := fmt.Sprint(decode(ask, saved)); got != c.want {
 			t.Errorf("%+v: %s", c, got)
 		}
 	}
