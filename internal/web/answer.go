@@ -35,14 +35,17 @@ type Answer struct {
 func (a *Answer) Set(name, value string) { a.header = fmt.Appendf(a.header, "%s: %s\r\n", name, value) }
 
 // Send sends an answer as a whole. Kind is the type of its content. The answer to HEAD has
-// no body.
+// no body, and no length if the body is empty: that of a stream has none.
 func (a *Answer) Send(status int, kind string, body []byte) error {
+	head := a.request.Method == "HEAD"
 	a.Set("Content-Type", kind)
-	a.Set("Content-Length", fmt.Sprint(len(body)))
+	if !head || len(body) > 0 {
+		a.Set("Content-Length", fmt.Sprint(len(body)))
+	}
 	if !a.request.keep {
 		a.Set("Connection", "close")
 	}
-	if a.request.Method == "HEAD" {
+	if head {
 		body = nil
 	}
 	return a.write(a.head(status), body)

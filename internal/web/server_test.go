@@ -211,6 +211,8 @@ func TestAnswers(t *testing.T) {
 		case "/panic":
 			panic("a fault")
 		case "/nothing":
+		case "/empty":
+			_ = a.Send(200, "text/plain", nil)
 		default:
 			_ = a.Send(200, "text/plain", []byte(r.Method+" "+r.Path))
 		}
@@ -240,6 +242,14 @@ func TestAnswers(t *testing.T) {
 			if err != nil || string(body) != want || r.Header.Get("X-Path") != path || r.ContentLength != int64(len(method+" "+path)) || r.Header.Get("Date") == "" || r.Close {
 				t.Errorf("%s %s: %q, %+v, %v", method, path, body, r.Header, err)
 			}
+		}
+	}
+	// An answer to HEAD without a body may be that of a stream, which has no length.
+	fmt.Fprint(c, "HEAD /empty HTTP/1.1\r\nHost: x\r\n\r\nGET /empty HTTP/1.1\r\nHost: x\r\n\r\n")
+	for _, method := range []string{"HEAD", "GET"} {
+		r, err := http.ReadResponse(in, &http.Request{Method: method})
+		if want := map[string]string{"GET": "0"}[method]; err != nil || r.Header.Get("Content-Length") != want {
+			t.Errorf("%s without a body: %+v, %v", method, r, err)
 		}
 	}
 	for _, path := range []string{"/panic", "/nothing"} {
