@@ -44,7 +44,7 @@ func TestWordsAsInBash(t *testing.T) {
 		case 6:
 			return "${#" + one("A[@]", "B[@]", "C[@]", "N[@]", "C[0]", "A[7]", "X", "Y") + "}"
 		case 7:
-			return "${Y" + one("%b*", "%%b*", "#*b", "##*b", ":1", ":1:2", ": -2", ":9", "^^", "%.x", "/b/z", "//b/z", "/q/z", "//b", "/b/$X", "//b/<${X}>", `//b/"$X"'y'`, "/$P/z", `//"$P"/z`, "%%$P*", "#*${P}", `##*"$P"`, "%$P.x", "%d.$X", "/b/${X/3/4}", "//b/ ", "/b/ x  y", "/b/ $X ", "%% *", `/b/" "`, `/b/"a  b"`) + "}"
+			return one("${Y", "${Q") + one("%b*", "%%b*", "#*b", "##*b", ":1", ":1:2", ": -2", ":9", "^^", "%.x", "/b/z", "//b/z", "/q/z", "//b", "/b/$X", "//b/<${X}>", `//b/"$X"'y'`, "/$P/z", `//"$P"/z`, "%%$P*", "#*${P}", `##*"$P"`, "%$P.x", "%d.$X", "/b/${X/3/4}", "//b/ ", "/b/ x  y", "/b/ $X ", "%% *", `/b/" "`, `/b/"a  b"`, `/"c/b"/d`, `//'c/b'/d`, "////_", `//"/"`, "//b/$X/$P") + "}"
 		case 8:
 			return "$((" + one("X", "7", "${#A[@]}") + one("+", "*", "-") + one("X", "3") + "))"
 		case 9:
@@ -61,7 +61,7 @@ func TestWordsAsInBash(t *testing.T) {
 			return one("a", "b1", "x.y")
 		}
 	}
-	const given = "X=3\nP=b\nY=abcbd.x\nE=\nA=(1 2 3)\nB=(one)\nC=('a b' c)\nN=()\nV=('')\nset -- p 'q r' s\n"
+	const given = "X=3\nP=b\nY=abcbd.x\nQ=a_b/c/b\nE=\nA=(1 2 3)\nB=(one)\nC=('a b' c)\nN=()\nV=('')\nset -- p 'q r' s\n"
 	var words []string
 	script := given + `say() { printf '%d' $#; printf ' <%s>' "$@"; printf '\n'; }` + "\n"
 	for range 900 {

@@ -371,6 +371,24 @@ func slice(of []string, from, length int) []string {
 	return of[first:end]
 }
 
+// replacement divides old/with at the first slash that is in no quotes and does not begin old.
+func replacement(text string) (old, with string) {
+	s := &scanner{text: text}
+	for at := 0; at < len(text); at++ {
+		switch c := text[at]; {
+		case c == '\\':
+			at++
+		case c == '/' && at > 0:
+			return text[:at], text[at+1:]
+		case strings.IndexByte("\"'$`", c) >= 0:
+			if end, err := s.quoted(at); err == nil {
+				at = end - 1
+			}
+		}
+	}
+	return text, ""
+}
+
 // changed applies the operators that change a value: % and # with a text or a star, / with
 // texts, and an offset with a length. Variables are put into the texts.
 func (sh *shell) changed(value, op string, colon bool) string {
@@ -382,12 +400,13 @@ func (sh *shell) changed(value, op string, colon bool) string {
 		return value
 	}
 	pattern := sh.text(strings.TrimLeft(op, "%#"))
-	old, with, _ := strings.Cut(strings.TrimLeft(op, "/"), "/")
+	replace, global := strings.CutPrefix(strings.TrimPrefix(op, "/"), "/")
+	old, with := replacement(replace)
 	fixed := !strings.ContainsAny(old, "*?[\\#%{(`") && !strings.ContainsRune(with, '\\')
 	switch old = sh.text(old); {
 	case strings.HasPrefix(op, "/") && old != "" && fixed:
 		times := 1
-		if strings.HasPrefix(op, "//") {
+		if global {
 			times = -1
 		}
 		return strings.Replace(value, old, sh.text(with), times)
