@@ -108,8 +108,8 @@ func open(place *launcher.Place) (net.Listener, *invitation, error) {
 	return listener, in, nil
 }
 
-// newToken returns a secret of 128 bits. Package crypto/rand would read the same file, and
-// take a second of the time that the program takes to build.
+// newToken returns a secret of 128 bits from the system's generator. Package crypto/rand, which
+// asks the same one, would take a second of the time that the program takes to build.
 func newToken() (string, error) {
 	f, err := os.Open("/dev/urandom")
 	if err != nil {

@@ -112,7 +112,7 @@ type Experts struct {
 	A, B, C Matrix
 	TransB  bool // B_e is C.Cols x A.Cols, as weights are stored; else A.Cols x C.Cols
 	Seg     Segments
-	Expect  int // rows that experts get on average, for a profile; zero is all of A
+	Expect  int // rows that all experts get together on average, for profiles and forms of tiles; zero is all of A
 }
 
 // GroupedGemm issues a product over experts.
