@@ -24,8 +24,9 @@ import (
 
 // warmSteps are not measured: the first step is recorded, the next is timed, then graphs
 // are captured, and by then pools have grown to what they need. Steps before the plans are
-// final are not measured either.
-const warmSteps = 4
+// final are not measured either, but for the last leastRounds: a machine that is disturbed
+// often makes plans final late, and a median over few steps says little.
+const warmSteps, leastRounds = 4, 3
 
 // Comparison is the result of training under every policy.
 type Comparison struct {
@@ -139,7 +140,10 @@ func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Pro
 			return nil
 		}
 		warmUp := func() error {
-			err := until(func() bool { return c.t.StepsDone() >= warmSteps && j.isFinal(c) })
+			err := until(func() bool {
+				done := c.t.StepsDone()
+				return done >= warmSteps && (j.isFinal(c) || done >= steps-leastRounds)
+			})
 			c.forecast()
 			return err
 		}

@@ -133,29 +133,31 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// Steps of a policy whose plans are final late are not measured, and all policies do the same
-// number of steps.
+// Steps of a policy whose plans are final late are not measured, all policies do the same
+// number of steps, and the last steps are measured whatever the plans are.
 func TestCompareWithALatePlan(t *testing.T) {
-	j := smallJob(t, func(o *Options) { o.Micro, o.Steps = 1, 6 })
-	seen := map[string]*contestant{}
-	j.final = func(c *contestant) bool {
-		seen[c.name] = c
-		return c.name != "stash" || c.t.StepsDone() >= 5
-	}
-	c, err := j.Compare(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if bad := c.Different(); len(bad) > 0 {
-		t.Errorf("%q differ from the first policy", bad)
-	}
-	for name, x := range seen {
-		if len(x.took) != 1 {
-			t.Errorf("%d steps of %s are measured, want 1", len(x.took), name)
+	for _, x := range []struct{ steps, final, measured int }{{9, 5, 4}, {8, 100, 3}, {6, 100, 2}} {
+		j := smallJob(t, func(o *Options) { o.Micro, o.Steps = 1, x.steps })
+		seen := map[string]*contestant{}
+		j.final = func(c *contestant) bool {
+			seen[c.name] = c
+			return c.name != "stash" || c.t.StepsDone() >= x.final
 		}
-	}
-	if len(seen) != len(train.Policies) {
-		t.Errorf("the policies that were asked are %v", seen)
+		c, err := j.Compare(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bad := c.Different(); len(bad) > 0 {
+			t.Errorf("%q differ from the first policy", bad)
+		}
+		for name, c := range seen {
+			if len(c.took) != x.measured {
+				t.Errorf("%d of %d steps of %s are measured, want %d", len(c.took), x.steps, name, x.measured)
+			}
+		}
+		if len(seen) != len(train.Policies) {
+			t.Errorf("the policies that were asked are %v", seen)
+		}
 	}
 }
 
