@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"time"
 )
+
+// pieceSize is the size of the pieces in which answers are sent.
+const pieceSize = 256 << 10
 
 // The statuses that the server itself answers with.
 const (
@@ -65,7 +69,9 @@ func (a *Answer) Stream(kind string) error {
 	_ = a.conn.SetReadDeadline(time.Time{}) // all our connections have deadlines
 	go func() {
 		defer close(a.gone)
-		_, _ = io.Copy(io.Discard, a.in) // it ends when one side closes the connection
+		// It ends when one side closes the connection. A viewer has nothing to say, so one that
+		// says much has no business here.
+		_, _ = io.CopyN(io.Discard, a.in, mostUnread)
 	}()
 	return a.write(a.head(200))
 }
@@ -83,13 +89,14 @@ func (a *Answer) head(status int) []byte {
 	return append(append(first, a.header...), "\r\n"...)
 }
 
-// write sends bytes. The viewer has WriteLimit to take them.
+// write sends bytes. The viewer has WriteLimit to take each piece of them.
 func (a *Answer) write(parts ...[]byte) error {
-	_ = a.conn.SetWriteDeadline(time.Now().Add(WriteLimit)) // all our connections have deadlines
-	buffers := net.Buffers(parts)
-	_, err := buffers.WriteTo(a.conn)
-	if err != nil {
-		a.request.keep = false // what would follow has no beginning
+	for piece := range slices.Chunk(slices.Concat(parts...), pieceSize) {
+		_ = a.conn.SetWriteDeadline(time.Now().Add(WriteLimit)) // all our connections have deadlines
+		if _, err := a.conn.Write(piece); err != nil {
+			a.request.keep = false // what would follow has no beginning
+			return err
+		}
 	}
-	return err
+	return nil
 }

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// A viewer may take ReadLimit to send its first request and WriteLimit to read a part of
-	// an answer. A connection without another request is closed after IdleLimit.
+	// A viewer may take ReadLimit to send its first request and WriteLimit to read a piece
+	// of an answer. A connection without another request is closed after IdleLimit.
 	ReadLimit, WriteLimit, IdleLimit = 10 * time.Second, 10 * time.Second, 30 * time.Second
 	// A viewer whose request is not read to its end has lingerLimit to read the answer, and
 	// may send mostUnread more: closing the connection at once could take the answer away.

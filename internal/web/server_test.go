@@ -2,6 +2,7 @@ package web
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -328,4 +329,49 @@ func TestStreamReadsAlone(t *testing.T) {
 	}
 	_ = there.Close()
 	<-a.Gone()
+}
+
+// A viewer that is slow gets the whole of a long answer.
+func TestSlowViewers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		body := bytes.Repeat([]byte("page"), pieceSize)
+		go func() {
+			a := &Answer{conn: there, request: &Request{Method: "GET"}}
+			if err := a.Send(200, "text/html", body); err != nil {
+				t.Error(err)
+			}
+			_ = there.Close()
+		}()
+		var got []byte
+		buf := make([]byte, pieceSize)
+		for {
+			n, err := here.Read(buf)
+			got = append(got, buf[:n]...)
+			if err != nil {
+				break
+			}
+			time.Sleep(WriteLimit - time.Second)
+		}
+		if !bytes.HasSuffix(got, body) {
+			t.Errorf("%d bytes of %d came", len(got), len(body))
+		}
+	})
+}
+
+// A stream has nothing to hear, so it ends if its viewer sends without end.
+func TestStreamEndsForTalkers(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	a := &Answer{conn: there, in: there, request: &Request{Method: "GET"}}
+	go func() { _, _ = io.Copy(io.Discard, here) }()
+	if err := a.Stream("text/plain"); err != nil {
+		t.Fatal(err)
+	}
+	_ = here.SetWriteDeadline(time.Now().Add(time.Minute))
+	if _, err := here.Write(make([]byte, mostUnread)); err != nil {
+		t.Fatal(err)
+	}
+	<-a.Gone()
+	_ = here.Close()
 }
