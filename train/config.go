@@ -223,8 +223,8 @@ func refuse(setting, asked, problem, remedy string) error {
 
 func (c *Config) checkBatch() error {
 	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}
-	if err := shape.Check(); err != nil {
-		return err
+	if shape.Check() != nil {
+		return refuse("Batch.Micro", fmt.Sprint(c.Batch.Micro), fmt.Sprintf("makes a microbatch of %d tokens, and 2^30 is the most", shape.Tokens()), "give fewer or shorter ones")
 	}
 	if c.Batch.Seq > c.Model.MaxPositions && c.Model.MaxPositions > 0 {
 		return refuse("Batch.Seq", fmt.Sprint(c.Batch.Seq), fmt.Sprintf("is more than the %d positions of %s", c.Model.MaxPositions, c.Model.Name), "give shorter sequences")
@@ -240,12 +240,16 @@ func (c *Config) checkBatch() error {
 
 func (c *Config) checkLayout() error {
 	l, layers := c.Layout, len(c.Model.Layers)
+	const most = 1 << 24 // products of them must not overflow
 	for _, x := range []struct {
-		setting string
-		value   int
-	}{{"Layout.PP", l.PP}, {"Layout.VPP", l.VPP}, {"Layout.EP", l.EP}, {"Layout.DP", l.DP}, {"Batch.Microbatches", c.Batch.Microbatches}} {
-		if x.value < 1 || x.value > 1<<24 { // products of them must not overflow
-			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from 1 to %d", 1<<24))
+		setting   string
+		value, hi int
+	}{
+		{"Layout.PP", l.PP, most}, {"Layout.VPP", l.VPP, most}, {"Layout.EP", l.EP, most}, {"Layout.DP", l.DP, most},
+		{"Batch.Micro", c.Batch.Micro, data.Most}, {"Batch.Seq", c.Batch.Seq, data.Most}, {"Batch.Microbatches", c.Batch.Microbatches, data.Most},
+	} {
+		if x.value < 1 || x.value > x.hi {
+			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from 1 to %d", x.hi))
 		}
 	}
 	switch {

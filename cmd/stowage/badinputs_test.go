@@ -122,6 +122,8 @@ plan scan loop`},
 --seq 0
 --microbatches 0
 --microbatches ''
+--microbatches 1048577
+--micro 1048576 --seq 4096
 --dispatch ''
 --dispatch rings
 --device ''

@@ -196,19 +196,21 @@ const mostCapacity = 1 << 20
 
 // check returns an error if a single option is out of range.
 func (o *Options) check() error {
+	const most = 1 << 24
 	for _, x := range []struct {
-		setting   string
-		value, lo int
+		setting       string
+		value, lo, hi int
 	}{
-		{"Steps", o.Steps, 1}, {"PP", o.PP, 0}, {"VPP", o.VPP, 0}, {"EP", o.EP, 0}, {"DP", o.DP, 0}, {"Micro", o.Micro, 1}, {"Seq", o.Seq, 1},
-		{"Microbatches", o.Microbatches, 1}, {"Prefetch", o.Prefetch, 1}, {"WarmUp", o.WarmUp, 0}, {"Decay", o.Decay, 0},
-		{"SaveEvery", o.SaveEvery, 0}, {"Keep", o.Keep, 1}, {"EvalEvery", o.EvalEvery, 0},
+		{"Steps", o.Steps, 1, most}, {"PP", o.PP, 0, most}, {"VPP", o.VPP, 0, most}, {"EP", o.EP, 0, most}, {"DP", o.DP, 0, most},
+		{"Micro", o.Micro, 1, data.Most}, {"Seq", o.Seq, 1, data.Most}, {"Microbatches", o.Microbatches, 1, data.Most},
+		{"Prefetch", o.Prefetch, 1, most}, {"WarmUp", o.WarmUp, 0, most}, {"Decay", o.Decay, 0, most},
+		{"SaveEvery", o.SaveEvery, 0, most}, {"Keep", o.Keep, 1, most}, {"EvalEvery", o.EvalEvery, 0, most},
 	} {
-		if x.value < x.lo || x.value > 1<<24 {
+		if x.value < x.lo || x.value > x.hi {
 			if strings.HasSuffix(x.setting, "P") { // 0 ranks stand for those that the model suits
 				x.lo = 1
 			}
-			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from %d to %d", x.lo, 1<<24))
+			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from %d to %d", x.lo, x.hi))
 		}
 	}
 	for _, x := range []struct {
@@ -217,7 +219,7 @@ func (o *Options) check() error {
 	}{
 		{"LR", "give a number above 0 and up to 3e38, such as 0.003", o.LR, math.MaxFloat32}, {"MinLR", "give a number from 0 to 3e38", o.MinLR, math.MaxFloat32},
 		{"WeightDecay", "give a number from 0 to 3e38, such as 0.1", o.WeightDecay, math.MaxFloat32}, {"Clip", "give a number from 0 to 3e38, such as 1", o.Clip, math.MaxFloat32},
-		{"Capacity", fmt.Sprintf("give a number above 0 and up to %d, or none for no limit", mostCapacity), o.Capacity, mostCapacity},
+		{"Capacity", fmt.Sprintf("give a number above 0 and up to %d, or leave it out for no limit", mostCapacity), o.Capacity, mostCapacity},
 		{"BiasRate", "give a number from 0 to 3e38, such as 0.001", o.BiasRate, math.MaxFloat32}, {"Fraction", "give a share from 0 to 1", o.Fraction, 1},
 	} {
 		if !(x.value >= 0 && x.value <= x.most) || x.setting == "LR" && float32(x.value) == 0 { // which updates nothing

@@ -127,7 +127,7 @@ func (s *ModelSpec) load() error {
 		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
 			return refuse("Model", s.Name, fmt.Sprintf("gives a key of line %d twice", invalid.Line), "leave one of them out")
 		case err != nil && jsonLine(text, wrong) > 0:
-			return refuse("Model", s.Name, fmt.Sprintf("is not JSON in line %d: %v", jsonLine(text, wrong), wrong), "correct it, or give the keys in YAML")
+			return refuse("Model", s.Name, fmt.Sprintf("is damaged in line %d: %v", jsonLine(text, wrong), input.Plain(wrong)), "correct it, or give the keys in YAML")
 		case err != nil && !errors.As(err, &invalid):
 			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
 		case err != nil:

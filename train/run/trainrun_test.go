@@ -498,12 +498,14 @@ func TestModelFilesThatSayNothing(t *testing.T) {
 	}
 }
 
-// An object of JSON that is damaged is refused in the words of JSON, with the line.
+// An object of JSON that is damaged is refused with the line and in plain words.
 func TestModelFilesThatAreDamaged(t *testing.T) {
 	for text, want := range map[string]string{
-		"{\n\"hidden_size\": 8,\n\"x\": [1, 2}\n": "is not JSON in line 3: invalid character '}'",
-		"{\n\"hidden_size\": 8":                   "is not JSON in line 2: unexpected end of JSON input",
-		"hidden_size: [1, 2\n":                    "is neither JSON nor YAML",
+		"{\n\"hidden_size\": 8,\n\"x\": [1, 2}\n": "is damaged in line 3: it is not JSON from character 31 on",
+		"{\n\"hidden_size\": 8":                   "is damaged in line 2: it ends too early",
+		"{} {}":                                   "is damaged in line 1: it is not JSON from character 4 on",
+		strings.Repeat(`{"a":`, 20_000) + strings.Repeat("}", 20_000): "is damaged in line 1: it is nested too deeply",
+		"hidden_size: [1, 2\n": "is neither JSON nor YAML",
 	} {
 		file := filepath.Join(t.TempDir(), "config.json")
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -511,7 +513,7 @@ func TestModelFilesThatAreDamaged(t *testing.T) {
 		}
 		spec := ModelSpec{Name: file}
 		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
+			t.Errorf("%.60q: %.300v, want %q", text, err, want)
 		}
 	}
 }

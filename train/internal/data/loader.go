@@ -18,16 +18,16 @@ type LoaderConfig struct {
 	Seed         uint64 `json:"seed"`
 }
 
-// most bounds every number, so that no product of three overflows.
-const most = 1 << 20
+// Most bounds every number, so that no product of three overflows.
+const Most = 1 << 20
 
 func (c LoaderConfig) check() error {
 	for _, f := range []struct {
 		name  string
 		value int
 	}{{"Seq", c.Seq}, {"Micro", c.Micro}, {"Microbatches", c.Microbatches}, {"Ranks", c.Ranks}, {"Targets", c.Targets}} {
-		if f.value < 1 || f.value > most {
-			return fmt.Errorf("%s is %d: give a number from 1 to %d", f.name, f.value, most)
+		if f.value < 1 || f.value > Most {
+			return fmt.Errorf("%s is %d: give a number from 1 to %d", f.name, f.value, Most)
 		}
 	}
 	return nil

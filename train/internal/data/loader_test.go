@@ -208,7 +208,7 @@ func TestLoaderRefused(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	good.Micro, good.Microbatches, good.Ranks = most, most, most
+	good.Micro, good.Microbatches, good.Ranks = Most, Most, Most
 	mustLoad(t, numbered(10), good)
 	good.Micro, good.Microbatches, good.Ranks = 1, 1, 1
 	l := mustLoad(t, numbered(10), good)
