@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -236,20 +237,37 @@ func (s *ModelSpec) unused() (names []string) {
 		if v := s.Keys[name]; v != nil && !ok {
 			names = append(names, name) // no file has it like that
 		}
-		for _, kind := range []string{"rope_type", "type"} {
-			if v, ok := keys[kind].(string); ok && v != "default" {
-				names = append(names, name)
-				break
-			}
+		scaled := func(kind string) bool { v, ok := keys[kind].(string); return ok && v != "default" }
+		if scaled("rope_type") || scaled("type") || !neutral(keys["partial_rotary_factor"], 1) {
+			names = append(names, name)
 		}
 	}
 	if v, ok := s.Keys["n_group"]; ok && v != nil && fmt.Sprint(v) != "1" && fmt.Sprint(v) != "0" {
 		names = append(names, "n_group") // experts are chosen among all, not among the best groups
 	}
-	for _, name := range []string{"attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"} {
-		if v, ok := s.Keys[name]; ok && v != nil && fmt.Sprint(v) != "0" {
-			names = append(names, name)
+	for _, x := range []struct {
+		neutral int64 // the value that changes nothing
+		names   []string
+	}{
+		{0, []string{"attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"}},
+		{0, []string{"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "attention_multiplier"}},
+		{1, []string{"partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"}},
+		{1, []string{"no_rope_layers"}}, // zeros are layers without positions
+	} {
+		for _, name := range x.names {
+			if !neutral(s.Keys[name], x.neutral) {
+				names = append(names, name)
+			}
 		}
 	}
 	return names
+}
+
+// neutral reports whether a value is missing or the one that changes nothing. So is a list
+// of such values.
+func neutral(v any, value int64) bool {
+	if list, ok := v.([]any); ok {
+		return !slices.ContainsFunc(list, func(v any) bool { return !neutral(v, value) })
+	}
+	return v == nil || fmt.Sprint(v) == fmt.Sprint(value)
 }

@@ -474,50 +474,6 @@ func TestProgressSaysTheEnd(t *testing.T) {
 	})
 }
 
-// Scaled rotary positions are said not to be used, however a file writes them.
-func TestRotaryScalingIsNotUsed(t *testing.T) {
-	for _, v := range []any{map[string]any{"type": "linear"}, "linear", 2.0} { // the last two are in no file that is right
-		s := ModelSpec{Keys: map[string]any{"rope_scaling": v}}
-		if got := s.unused(); !slices.Equal(got, []string{"rope_scaling"}) {
-			t.Errorf("%v: %q is said not to be used", v, got)
-		}
-	}
-}
-
-// A file without keys is refused in a sentence.
-func TestModelFilesThatSayNothing(t *testing.T) {
-	for _, text := range []string{"", "null", "{}", "# nothing\n"} {
-		file := filepath.Join(t.TempDir(), "config.json")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		spec := ModelSpec{Name: file}
-		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "says nothing") {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-}
-
-// An object of JSON that is damaged is refused with the line and in plain words.
-func TestModelFilesThatAreDamaged(t *testing.T) {
-	for text, want := range map[string]string{
-		"{\n\"hidden_size\": 8,\n\"x\": [1, 2}\n": "is damaged in line 3: it is not JSON from character 31 on",
-		"{\n\"hidden_size\": 8":                   "is damaged in line 2: it ends too early",
-		"{} {}":                                   "is damaged in line 1: it is not JSON from character 4 on",
-		strings.Repeat(`{"a":`, 20_000) + strings.Repeat("}", 20_000): "is damaged in line 1: it is nested too deeply",
-		"hidden_size: [1, 2\n": "is neither JSON nor YAML",
-	} {
-		file := filepath.Join(t.TempDir(), "config.json")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		spec := ModelSpec{Name: file}
-		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.60q: %.300v, want %q", text, err, want)
-		}
-	}
-}
-
 // Viewers of a resumed run see the peak of the whole run.
 func TestViewersSeePeaksBefore(t *testing.T) {
 	server, err := live.Listen("127.0.0.1:0", "")

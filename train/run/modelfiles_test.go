@@ -1,0 +1,90 @@
+// This file tests what is read of files of models, and what is said of them.
+
+package run
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Keys that change results and that the trainer does not follow are named, unless their
+// value changes nothing.
+func TestKeysThatAreNotUsed(t *testing.T) {
+	ones := []any{int64(1), int64(1)}
+	for _, x := range []struct {
+		key    string
+		used   []any // values that change nothing
+		unused any
+	}{
+		{"partial_rotary_factor", []any{nil, int64(1), 1.0}, 0.5},
+		{"attn_logit_softcapping", []any{nil}, 50.0},
+		{"final_logit_softcapping", []any{nil}, 30.0},
+		{"query_pre_attn_scalar", []any{nil}, int64(256)},
+		{"attention_multiplier", []any{nil}, 0.0078125},
+		{"embedding_multiplier", []any{nil, int64(1)}, 12.0},
+		{"residual_multiplier", []any{nil, int64(1)}, 0.22},
+		{"logits_scaling", []any{nil, int64(1)}, 8.0},
+		{"logit_scale", []any{nil, int64(1)}, 0.0625},
+		{"no_rope_layers", []any{nil, []any{}, ones}, []any{int64(1), int64(0)}},
+	} {
+		for _, v := range x.used {
+			if got := (&ModelSpec{Keys: map[string]any{x.key: v}}).unused(); len(got) > 0 {
+				t.Errorf("%s %v: %q is said not to be used", x.key, v, got)
+			}
+		}
+		if got := (&ModelSpec{Keys: map[string]any{x.key: x.unused}}).unused(); !slices.Equal(got, []string{x.key}) {
+			t.Errorf("%s %v: %q is said not to be used", x.key, x.unused, got)
+		}
+	}
+	newer := map[string]any{"rope_parameters": map[string]any{"rope_type": "default", "partial_rotary_factor": 0.25}}
+	if got := (&ModelSpec{Keys: newer}).unused(); !slices.Equal(got, []string{"rope_parameters"}) {
+		t.Errorf("%v: %q is said not to be used", newer, got)
+	}
+}
+
+// Scaled rotary positions are said not to be used, however a file writes them.
+func TestRotaryScalingIsNotUsed(t *testing.T) {
+	for _, v := range []any{map[string]any{"type": "linear"}, "linear", 2.0} { // the last two are in no file that is right
+		s := ModelSpec{Keys: map[string]any{"rope_scaling": v}}
+		if got := s.unused(); !slices.Equal(got, []string{"rope_scaling"}) {
+			t.Errorf("%v: %q is said not to be used", v, got)
+		}
+	}
+}
+
+// A file without keys is refused in a sentence.
+func TestModelFilesThatSayNothing(t *testing.T) {
+	for _, text := range []string{"", "null", "{}", "# nothing\n"} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		spec := ModelSpec{Name: file}
+		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "says nothing") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// An object of JSON that is damaged is refused with the line and in plain words.
+func TestModelFilesThatAreDamaged(t *testing.T) {
+	for text, want := range map[string]string{
+		"{\n\"hidden_size\": 8,\n\"x\": [1, 2}\n": "is damaged in line 3: it is not JSON from character 31 on",
+		"{\n\"hidden_size\": 8":                   "is damaged in line 2: it ends too early",
+		"{} {}":                                   "is damaged in line 1: it is not JSON from character 4 on",
+		strings.Repeat(`{"a":`, 20_000) + strings.Repeat("}", 20_000): "is damaged in line 1: it is nested too deeply",
+		"hidden_size: [1, 2\n": "is neither JSON nor YAML",
+	} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		spec := ModelSpec{Name: file}
+		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %.300v, want %q", text, err, want)
+		}
+	}
+}
