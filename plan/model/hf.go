@@ -99,7 +99,7 @@ func (c *config) on(key string) bool {
 var foreign = []string{
 	"num_experts", "num_local_experts", "n_routed_experts", "moe_", "kv_lora_rank", "linear_num_",
 	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "encoder_", "attn_type_list",
-	"num_nextn_predict_layers",
+	"num_nextn_predict_layers", "cross_attention_",
 }
 
 // plain are the families whose layers have attention and a dense part and nothing else.
@@ -124,21 +124,28 @@ func (c *config) mustBePlain(kind string) {
 // mustBeLlama reports why a model of an unknown kind cannot be read as a Llama-like one.
 // Values that switch such a part off do not count.
 func (c *config) mustBeLlama(kind string) {
+	unknown := fmt.Sprintf("model_type %.40q is not known", kind)
+	if kind == "" {
+		unknown = "model_type is missing"
+	}
+	one := "use one of " + strings.Join(slices.Sorted(maps.Keys(families)), ", ")
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
 		alien := slices.ContainsFunc(foreign, func(f string) bool { return strings.HasPrefix(key, f) })
 		if alien && c.on(key) {
-			c.fail("model_type %.40q is not known, and %.40q is no key of a Llama-like model; use one of %s",
-				kind, key, strings.Join(slices.Sorted(maps.Keys(families)), ", "))
+			c.fail("%s, and %.40q is no key of a Llama-like model; %s", unknown, key, one)
 			return
 		}
 	}
-	if _, ok := c.get("rms_norm_eps"); !ok {
-		c.fail("model_type %.40q is not known, and rms_norm_eps, which every Llama-like model has, is missing", kind)
+	_, named := c.get("rms_norm_eps")
+	switch act := c.word("hidden_act"); {
+	case !named && kind == "":
+		c.fail("model_type is missing, and so is rms_norm_eps, which every Llama-like model has; give the config.json of a model")
+	case !named:
+		c.fail("%s, and rms_norm_eps, which every Llama-like model has, is missing; %s", unknown, one)
+	case strings.HasPrefix(act, "relu"):
+		c.fail("%s, and hidden_act is %.40q, where a Llama-like model has a gate; %s", unknown, act, one)
 	}
-	if act := c.word("hidden_act"); strings.HasPrefix(act, "relu") {
-		c.fail("model_type %.40q is not known, and hidden_act is %.40q, where a Llama-like model has a gate", kind, act)
-	}
-	c.note("model_type %.40q is not known; the file is read as that of a Llama-like model", kind)
+	c.note("%s; the file is read as that of a Llama-like model", unknown)
 }
 
 // finite replaces the three numbers that Python writes and JSON does not have

@@ -194,6 +194,23 @@ func TestUnknownFamilyIsNoted(t *testing.T) {
 	}
 }
 
+// A family that is not known and does not look like a Llama is refused, with what to give.
+func TestUnknownFamilyIsRefused(t *testing.T) {
+	for what, x := range map[string]struct {
+		change []any
+		want   string
+	}{
+		"no key of Llama": {[]any{"model_type", "novel", "rms_norm_eps", nil}, `"novel" is not known, and rms_norm_eps, which every Llama-like model has, is missing; use one of deepseek_v2`},
+		"no gate":         {[]any{"model_type", "novel", "hidden_act", "relu"}, "where a Llama-like model has a gate; use one of deepseek_v2"},
+		"another part":    {[]any{"model_type", "novel", "cross_attention_layers", []int{3}}, `"cross_attention_layers" is no key of a Llama-like model; use one of`},
+		"no family":       {[]any{"model_type", nil, "num_experts", 8}, `model_type is missing, and "num_experts" is no key of a Llama-like model; use one of`},
+		"no model":        {[]any{"model_type", nil, "rms_norm_eps", nil}, "model_type is missing, and so is rms_norm_eps, which every Llama-like model has; give the config.json of a model"},
+	} {
+		_, err := read(t, "llama-3-8b").with("rms_norm_eps", 1e-5).with(x.change...).parse(t)
+		names(t, what, err, x.want)
+	}
+}
+
 func TestOutputBias(t *testing.T) {
 	o := readData(t, "phi-3.5-moe")
 	if n := o.must(t).Parameters() - o.with("lm_head_bias", false).must(t).Parameters(); n != 32064 {
