@@ -75,6 +75,8 @@ python -c 1 --v $2`, "k=2 t=8 u=2"},
 		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
 		{"separated", "export A=1; cd x && python y.py --bf16 | tee log", "bf16="},
 		{"arithmetic", "A=4\nB=$((A*64))\npython x.py --a $(( $A + 2 * (B - 6) )) --b $((B/100)) --c $((B>9?1:2))", "a=504 b=2 c=1"},
+		{"bases, powers and shifts", "python x.py --a $((0x20)) --b $((010)) --c $((2**3**2)) --d $((1<<10>>2)) --e $((-2**2)) --f $((3<4<<1))", "a=32 b=8 c=512 d=256 e=4 f=1"},
+		{"numbers that are none", "python x.py --a $((08)) --b $((0b1)) --c $((1_0)) --d $((1<<99)) --e $((2**-1)) --f $((2**99))", "a=$((08)) b=$((0b1)) c=$((1_0)) d=$((1<<99)) e=$((2**-1)) f=$((2**99))"},
 		{"not computed", "python x.py --a $((X*2)) --b $((1/0))", "a=$((X*2)) b=$((1/0))"},
 		{"defaults", `: ${X:=4}
 Y=${Y:-"$(date +"%y-%m") late"}
@@ -265,6 +267,13 @@ func TestParseOptions(t *testing.T) {
 	var refused *Refused
 	if !errors.As(err, &refused) || !refused.NoJob || !slices.Equal(refused.Variables, []string{"HS", "SEQ"}) {
 		t.Errorf("%v: %+v", err, refused)
+	}
+}
+
+// Letters of a number are no variable.
+func TestVariablesInArithmetic(t *testing.T) {
+	if got := variablesIn("$((0x20 * N + 1e3))", "$((M<<2))"); !slices.Equal(got, []string{"N", "M"}) {
+		t.Errorf("the variables are %q", got)
 	}
 }
 

@@ -231,7 +231,7 @@ func (r *reader) unset(flag, word string) error {
 		}
 	}
 	if strings.Contains(word, "$((") {
-		e.Text = fmt.Sprintf("--%s %s: the value cannot be computed: a variable in it is not set in the text, or it divides by zero", flag, word)
+		e.Text = fmt.Sprintf("--%s %s: the value cannot be computed: a variable in it is not set in the text, or it divides by zero or is too large", flag, word)
 	} else if strings.Contains(word, "$(") {
 		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run", flag, word)
 	}

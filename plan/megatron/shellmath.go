@@ -91,11 +91,11 @@ func (c *calculation) ternary() int {
 
 // levels are the operators by precedence, the loosest first. Longer ones come before
 // their beginnings.
-var levels = [][]string{{"||"}, {"&&"}, {"==", "!="}, {"<=", ">=", "<", ">"}, {"+", "-"}, {"*", "/", "%"}}
+var levels = [][]string{{"||"}, {"&&"}, {"==", "!="}, {"<=", ">=", "<", ">"}, {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}}
 
 func (c *calculation) binary(level int) int {
 	if level == len(levels) {
-		return c.unary()
+		return c.power()
 	}
 	n := c.binary(level + 1)
 	for {
@@ -129,6 +129,14 @@ func (c *calculation) apply(op string, a, b int) int {
 		return a / b
 	case "%":
 		return a % b
+	case "<<", ">>":
+		if c.failed = c.failed || b < 0 || b >= 32; c.failed {
+			return 0
+		}
+		if op == ">>" {
+			return a >> b
+		}
+		return a << b
 	case "==":
 		return truth(a == b)
 	case "!=":
@@ -146,6 +154,29 @@ func (c *calculation) apply(op string, a, b int) int {
 	}
 	return truth(a != 0 || b != 0)
 }
+
+// power evaluates a ** b, which binds from right to left.
+func (c *calculation) power() int {
+	base := c.unary()
+	if c.accept("**") == "" {
+		return base
+	}
+	if c.depth++; c.depth > mostDepth {
+		c.failed = true
+		return 0
+	}
+	defer func() { c.depth-- }()
+	exponent := c.power()
+	n := math.Pow(float64(base), float64(exponent))
+	if exponent < 0 || math.Abs(n) > math.MaxInt32 {
+		c.failed = true
+		return 0
+	}
+	return int(n)
+}
+
+// wholeNumber is a number in decimal, octal or hexadecimal, as bash writes them.
+var wholeNumber = regexp.MustCompile(`^-?(0[xX][0-9a-fA-F]+|[0-9]+)$`)
 
 func (c *calculation) unary() int {
 	if c.depth++; c.depth > mostDepth {
@@ -179,10 +210,10 @@ func (c *calculation) unary() int {
 		}
 		word = strings.TrimSpace(value)
 	}
-	n, err := strconv.Atoi(word)
-	if err != nil || abs(n) > math.MaxInt32 {
+	n, err := strconv.ParseInt(word, 0, 64)
+	if err != nil || !wholeNumber.MatchString(word) || n < -math.MaxInt32 || n > math.MaxInt32 {
 		c.failed = true
 		return 0
 	}
-	return n
+	return int(n)
 }

@@ -73,7 +73,7 @@ func readVocab(r *reader, o Options) int {
 }
 
 // computed is arithmetic, in which names stand without a dollar sign.
-var computed, nameInside = regexp.MustCompile(`\$\(\(.*?\)\)`), regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_]*`)
+var computed, nameInside = regexp.MustCompile(`\$\(\(.*?\)\)`), regexp.MustCompile(`\b[A-Za-z_][A-Za-z0-9_]*`)
 
 // variablesIn returns the names of the variables in words.
 func variablesIn(words ...string) (names []string) {
