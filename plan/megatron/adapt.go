@@ -50,6 +50,9 @@ func adaptModel(r *reader, s *plan.Setup, o Options) error {
 	}
 	if r.given("num-experts") {
 		n := r.positive("num-experts", 1)
+		if !slices.ContainsFunc(m.Layers, func(l model.Layer) bool { return l.MoE != nil }) {
+			return fmt.Errorf("--num-experts %d changes nothing, because %s has no experts; leave it out", n, m.Name)
+		}
 		m.Layers = withExperts(m.Layers, n)
 		if m.MTP != nil {
 			mtp := *m.MTP

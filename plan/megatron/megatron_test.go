@@ -296,6 +296,19 @@ func TestGivenModel(t *testing.T) {
 	}
 }
 
+// A dense model gets no experts.
+func TestExpertsOfADenseModel(t *testing.T) {
+	m, err := model.Preset("llama-3-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := map[string]any{"bf16": true, "micro-batch-size": 1, "seq-length": 4096, "num-experts": 8}
+	const want = "--num-experts 8 changes nothing, because llama-3-8b has no experts; leave it out"
+	if _, _, err := FromArgs(args, Options{Model: m, GPUs: 8}); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
+	}
+}
+
 // More layers than a preset has go on in its pattern.
 func TestMoreLayers(t *testing.T) {
 	for _, c := range []struct {
