@@ -210,8 +210,19 @@ func (t *translator) precision(p string) {
 	}
 }
 
+// modules splits a list at commas. Words such as none choose for all modules and stand alone.
+func (t *translator) modules(name string, words []string, all ...string) []string {
+	words = commas(words)
+	for _, w := range all {
+		if len(words) > 1 && slices.Contains(words, w) {
+			t.fail(name, strings.Join(words, " "), fmt.Sprintf("cannot be: %s stands alone; leave out the others, or %s", w, w))
+		}
+	}
+	return words
+}
+
 func (t *translator) recompute(words []string) {
-	switch words = commas(words); {
+	switch words = t.modules("recompute", words, "none", "full"); {
 	case len(words) == 1 && words[0] == "none":
 		t.set("recompute", "recompute-granularity", "none")
 	case len(words) == 1 && words[0] == "full":
@@ -224,7 +235,7 @@ func (t *translator) recompute(words []string) {
 }
 
 func (t *translator) offload(words []string) {
-	if words = commas(words); len(words) == 1 && words[0] == "none" {
+	if words = t.modules("offload", words, "none"); len(words) == 1 && words[0] == "none" {
 		t.set("offload", "fine-grained-activation-offloading", "false")
 		t.set("offload", "offload-modules")
 		return
@@ -233,7 +244,7 @@ func (t *translator) offload(words []string) {
 }
 
 func (t *translator) graph(words []string) {
-	switch words = commas(words); {
+	switch words = t.modules("graph", words, "none"); {
 	case len(words) == 1 && (words[0] == "none" || words[0] == "full_iteration"):
 		t.set("graph", "cuda-graph-impl", words[0])
 	default:
