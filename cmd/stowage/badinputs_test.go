@@ -218,6 +218,7 @@ fast
 --routing skewed:NaN
 --routing skewed:4.5
 --routing counts:nope
+--routing counts:
 --routing 0
 --search ''
 --search fast
@@ -239,6 +240,7 @@ fast
 --tp ''
 --tp 3
 --tp 1.5
+--tp ' 2x'
 --seq ''
 --mbs 0
 --gbs -1

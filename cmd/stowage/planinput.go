@@ -418,6 +418,9 @@ func (j *jobFlags) route(settings map[string][]string) error {
 		settings["routing"] = []string{value}
 		return nil
 	case "counts", "trace": // trace is the old word
+		if value == "" {
+			return usagef("--routing %s: names no file; write counts:FILE, the file of routing counts", kind)
+		}
 		counts, err := readCounts(value)
 		if err != nil {
 			return usagef("--routing %s:%s: %v", kind, value, err)

@@ -5,6 +5,7 @@ package main
 import (
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -89,7 +90,7 @@ func addTrainOptions(f *pflag.FlagSet, o *run.Options) {
 // listType is the type of list flags for the flag parser.
 const listType = "words"
 
-// listValue is a list of words that are separated by commas. The last flag counts.
+// listValue is a list of words that are separated by commas or spaces. The last flag counts.
 type listValue struct{ to *[]string }
 
 func (v listValue) Type() string { return listType }
@@ -102,12 +103,7 @@ func (v listValue) String() string {
 }
 
 func (v listValue) Set(s string) error {
-	*v.to = []string{}
-	for word := range strings.SplitSeq(s, ",") {
-		if word = strings.TrimSpace(word); word != "" {
-			*v.to = append(*v.to, word)
-		}
-	}
+	*v.to = strings.FieldsFunc(s, func(c rune) bool { return c == ',' || unicode.IsSpace(c) })
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -173,7 +174,7 @@ func (r *reader) word(name, otherwise string, allowed ...string) string {
 		return otherwise
 	}
 	if len(allowed) > 0 && !slices.Contains(allowed, w) {
-		r.fail("--%s %s is unknown; %schoose from %s", name, w, meant(w, allowed), strings.Join(allowed, ", "))
+		r.fail("--%s %s is unknown; %schoose from %s", name, shown(w), meant(w, allowed), strings.Join(allowed, ", "))
 	}
 	return w
 }
@@ -196,11 +197,11 @@ func (r *reader) atLeast(least float64, name string, otherwise int) int {
 	f, err := strconv.ParseFloat(strings.ReplaceAll(w, "_", ""), 64)
 	switch {
 	case err != nil || f != math.Trunc(f):
-		r.fail("--%s %s: a whole number is expected", name, w)
+		r.fail("--%s %s: a whole number is expected", name, shown(w))
 	case f < least:
-		r.fail("--%s %s: the number must be at least %g", name, w, least)
+		r.fail("--%s %s: the number must be at least %g", name, shown(w), least)
 	case f > mostCount:
-		r.fail("--%s %s: the number must be at most %d", name, w, mostCount)
+		r.fail("--%s %s: the number must be at most %d", name, shown(w), mostCount)
 	default:
 		return int(f)
 	}
@@ -214,10 +215,18 @@ func (r *reader) number(name string, otherwise float64) float64 {
 	}
 	f, err := strconv.ParseFloat(w, 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		r.fail("--%s %s: a number is expected", name, w)
+		r.fail("--%s %s: a number is expected", name, shown(w))
 		return otherwise
 	}
 	return f
+}
+
+// shown quotes a word in which spaces would be overlooked.
+func shown(w string) string {
+	if strings.ContainsFunc(w, unicode.IsSpace) || w == "" {
+		return strconv.Quote(w)
+	}
+	return w
 }
 
 // share reads a number from 0 to 1.
@@ -239,7 +248,7 @@ func (r *reader) list(name string, allowed ...string) []string {
 	out := []string{}
 	for _, w := range words {
 		if len(allowed) > 0 && !slices.Contains(allowed, w) {
-			r.fail("--%s %s is unknown; %schoose from %s", name, w, meant(w, allowed), strings.Join(allowed, ", "))
+			r.fail("--%s %s is unknown; %schoose from %s", name, shown(w), meant(w, allowed), strings.Join(allowed, ", "))
 		}
 		if !slices.Contains(out, w) {
 			out = append(out, w)
