@@ -264,8 +264,10 @@ func TestReportOfResumedRun(t *testing.T) {
 	if steps = slices.Compact(steps); !slices.Equal(steps, []int{1, 2, 3, 4, 5}) || strings.Count(run.Command, "\n") != 2 {
 		t.Errorf("steps are %v, by %q", steps, run.Command)
 	}
-	if err := os.RemoveAll("run/checkpoints"); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"run/checkpoints", "run/summary.json"} { // as if it had been stopped before its first checkpoint
+		if err := os.RemoveAll(name); err != nil {
+			t.Fatal(err)
+		}
 	}
 	trained(t, "train --out run --resume --steps 1")
 	if files := report.TraceFiles("run"); len(files) != 4 {

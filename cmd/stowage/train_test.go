@@ -266,6 +266,28 @@ func TestTrainResumesOnAnotherLayout(t *testing.T) { // SPEC S7.5
 	}
 }
 
+// A finished run whose checkpoints are gone is not started again: that would lose its
+// metrics. One that was stopped before its first checkpoint is.
+func TestTrainLostCheckpoints(t *testing.T) {
+	words := inFolder(t)
+	trained(t, words+"--policy none --steps 2 --out run")
+	if err := os.Rename("run/checkpoints", "elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, "run")
+	const want = "stowage: --resume: the run in run finished 2 steps, but its checkpoints are not in run/checkpoints; put them back, or start a new run in another folder; see `stowage train --help`\n"
+	if stdout, stderr, code := command("train", "--out", "run", "--resume", "--steps", "3"); code != exitUsage || stdout != "" || stderr != want {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+	if !maps.Equal(contents(t, "run"), before) {
+		t.Error("files of the run changed")
+	}
+	if err := os.Remove("run/summary.json"); err != nil {
+		t.Fatal(err)
+	}
+	trained(t, "train --out run --resume --steps 3")
+}
+
 // What the trainer does not use of a model is said.
 func TestTrainWarnsOfKeys(t *testing.T) {
 	words := inFolder(t)

@@ -87,6 +87,10 @@ func (f *folder) look(resume bool, p *Progress) (*checkpoint.Checkpoint, error) 
 	if resume {
 		c, err := checkpoint.Latest(o)
 		if errors.Is(err, checkpoint.ErrNone) {
+			if s, err := f.readSummaryFile(); err == nil && s.Finished { // its last checkpoint was on the disk
+				return nil, blame("Resume", fmt.Errorf("the run in %s finished %d steps, but its checkpoints are not in %s; put them back, or start a new run in another folder",
+					f.dir, s.Steps, f.path("checkpoints")))
+			}
 			p.Say("the run in %s has no checkpoint yet; starting from the first step", f.dir)
 			return nil, nil
 		}
