@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -178,6 +179,10 @@ func counted(n int, what string) string {
 
 // reportText prints the runs and what they lack.
 func reportText(w io.Writer, r *report.Report) {
+	width := 18
+	for _, run := range r.Runs {
+		width = max(width, utf8.RuneCountInString(run.Name))
+	}
 	for _, run := range r.Runs {
 		var words []string
 		ranks := len(run.Ranks)
@@ -193,7 +198,7 @@ func reportText(w io.Writer, r *report.Report) {
 			words = append(words, counted(run.Steps.Step[n-1], "step"), fmt.Sprintf("loss %.4f", run.Steps.Loss[n-1]))
 		}
 		words = append(words, counted(ranks, "rank"))
-		fmt.Fprintf(w, "%-18s %s\n", run.Name, strings.Join(words, ", "))
+		fmt.Fprintf(w, "%-*s %s\n", width, run.Name, strings.Join(words, ", "))
 		for _, x := range run.Missing {
 			fmt.Fprintf(w, "  %s\n", x)
 		}

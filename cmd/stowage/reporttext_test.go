@@ -22,3 +22,12 @@ func TestReportTextOfContinuedRuns(t *testing.T) {
 		}
 	}
 }
+
+// Figures stand below each other, also beside a name that is long.
+func TestReportTextAligns(t *testing.T) {
+	var b strings.Builder
+	reportText(&b, &report.Report{Runs: []report.Run{{Name: "compare/none"}, {Name: "compare/offload+recompute"}}})
+	if want := "compare/none              0 ranks\ncompare/offload+recompute 0 ranks\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
