@@ -324,6 +324,8 @@ func parseFile(name string, data []byte, env map[string]string) (*model.Model, m
 			file.Model.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 		}
 		return file.Model, nil, file, nil
+	case strings.EqualFold(filepath.Ext(name), ".toml"):
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "has no two tables of torchtitan, such as [model] and [training]", Remedy: "give its file, or one of another system"}
 	}
 	m, args, err := parseModel(name, data, env)
 	return m, args, nil, err

@@ -275,6 +275,8 @@ func TestRefused(t *testing.T) {
 		{Input{Model: "mixtral-8x7b", Launch: write(t, "launch.json", "a\x00b")}, "launch.json: expected text in UTF-8"},
 		{Input{Model: "mixtral-8x7b", Launch: write(t, "wrong.json", `{"zero_optimization": {"stage": 7}}`)}, "wrong.json: "},
 		{Input{Model: "mixtral-8x7b", Launch: write(t, "own.sh", script)}, "own.sh is no launch file that can be read beside a model"},
+		{Input{Model: write(t, "cut.toml", "[model\n")}, "cut.toml has no two tables of torchtitan, such as [model] and [training]; give its file"},
+		{Input{Model: write(t, "other.TOML", "a = 1\n")}, "other.TOML has no two tables of torchtitan"},
 		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--ep 3")}, "8 GPUs do not divide by"},
 		{Input{Model: "mixtral-8x7b", GPUs: 9, Settings: words("--ep 3")}, "--num-experts 8 does not divide by --expert-model-parallel-size 3; the nearest that does is 2"},
 		{Input{Model: "mixtral-8x7b", GPUs: 6, Settings: words("--tp 6")}, "--num-attention-heads 32 does not divide by --tensor-model-parallel-size 6; the nearest that does is 4"},
