@@ -17,7 +17,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
@@ -28,7 +28,7 @@ from ._errors import AFTER_STEP, Error
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Kept, is_dense, storage_of, version_of
 from ._surroundings import AS_IT_IS, Mode, Random, Surroundings, mode_of, modes_again
-from ._units import Uncounted, counting, modules
+from ._units import Buffers, Uncounted, counting, means, modules
 from ._written import check_versions
 
 hooks = torch.autograd.graph.saved_tensors_hooks
@@ -77,10 +77,10 @@ def cast_weight(t: torch.Tensor) -> Any:
     return getattr(base.grad_fn.next_functions[0][0], "variable", None)
 
 
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, each: Optional[Callable[[torch.Tensor], Any]] = None, among: Optional[Sequence[torch.nn.Module]] = None) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, each: Optional[Callable[[torch.Tensor], Any]] = None, among: Optional[Sequence[torch.nn.Module]] = None, then: Mapping[int, Buffers] = {}) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
     if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor.
-    The norms that count are among the given modules, or in the module."""
+    The norms that count are among the given modules, or in the module. Those that read their running means have them as they were then."""
     saved: List[torch.Tensor] = []
     last = need if STOPS else -1
 
@@ -97,7 +97,7 @@ def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwa
     state.again += 1
     lean, state.lean = state.lean, None
     try:
-        with torch.enable_grad(), hooks(pack, _no_unpack), Uncounted(module, among):
+        with torch.enable_grad(), hooks(pack, _no_unpack), Uncounted(module, among, then):
             out = forward(*args, **kwargs)
     except _Stop:
         pass
@@ -118,7 +118,7 @@ class Whole:
     """One call of a block that is recomputed, but for what it saves after the first tensors if
     their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "before", "given", "values", "timed", "holder", "first", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "weights", "modes", "norms", "means", "before", "given", "values", "timed", "holder", "first", "__weakref__")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0, before: Any = None) -> None:
         self.module: Any = module
@@ -126,6 +126,7 @@ class Whole:
         self.inputs: Any = Inputs(holder, args, kwargs)
         self.before, objects = before, self.inputs.objects
         self.given: Any = Before((), objects) if objects else AS_IT_IS
+        self.means = means(before.readers) if before is not None and before.readers else {}
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
         self.weights: Dict[int, Tuple[torch.Tensor, int]] = {}  # and their versions, by id: tensors are slow keys
@@ -183,6 +184,7 @@ class Whole:
         """Ends the step. A module that keeps its output would lead to itself, which the collector does not see."""
         self.module = self.inputs = self.norms = self.before = self.given = None
         self.forward, self.timed, self.modes, self.weights, self.values = _no_unpack, None, [], {}, {}
+        self.means = {}
 
     def run(self) -> None:
         check_versions(self.weights.values())
@@ -194,9 +196,10 @@ class Whole:
         self.random.set()
         try:
             with self.before, self.given, self.around.again(), modes_again(self.modes):
-                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), among=self.norms)
+                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), among=self.norms, then=self.means)
         finally:
             now.set()
+        check_versions(self.weights.values())  # a block may write to its weights, which autograd saved before
         if self.first and not STOPS:
             del saved[self.first :]
         check(self.module, self.shapes, shapes_of(saved))

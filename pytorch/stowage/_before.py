@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from itertools import chain, islice, repeat, takewhile
 from operator import is_not, not_
 from typing import Any, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
@@ -14,13 +14,13 @@ import torch
 
 from ._record import version_of
 from ._surroundings import Draws, is_generator
-from ._units import LONG, Place, at, counting, numbers, other, own
+from ._units import LONG, Place, at, containers, counting, numbers, only_counts, other, own, single
 from ._written import check_versions
 
 # What has no parts.
 _single = frozenset({*numbers, complex, bytes, type(None), torch.dtype, torch.device, torch.Size})
 _tensors = frozenset({torch.Tensor, torch.nn.Parameter})
-_data = _single | _tensors | {tuple, list, dict, set}
+_data = _single | _tensors | {tuple, *containers}
 # What has attributes and is no data.
 _code = frozenset({type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType})
 
@@ -70,7 +70,10 @@ def _names(c: type) -> Sequence[str]:
 class Before:
     """The data of modules and objects at one moment, but for places where a block puts results."""
 
-    __slots__ = ("modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_beside", "_counts", "_hooks", "_empty", "_tensors", "_buffers", "_generators", "_draws", "_seen", "_now", "_drawn")
+    __slots__ = (
+        "modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_beside", "_counts", "_hooks", "_empty", "_tensors", "_buffers",
+        "readers", "_long", "_tails", "generators", "_draws", "_seen", "_now", "_drawn",
+    )
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = (), counts: Collection[Place] = ()) -> None:
         self.modules = modules
@@ -82,14 +85,17 @@ class Before:
         self._others: List[Tuple[Any, Any]] = []
         self._results: List[Any] = []  # those of others that have results
         self._hooks: List[Any] = []  # of modules
-        self._generators: List[Any] = []
+        self.generators: List[Any] = []
+        self._long: List[Tuple[Any, int]] = []  # containers that are not looked at, and how many they had
+        self._tails: List[List[Any]] = []  # what was put at their ends since
         self._tensors: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self._buffers: List[Tuple[torch.Tensor, int]] = []
+        self.readers = [m for m in modules if isinstance(m, counting) and not only_counts(type(m))]  # of running means
         self._now: List[Tuple[Any, Any]] = []
         results: Dict[int, List[Any]] = {}
         for container, key in sets:
             results.setdefault(id(container), []).append(key)
-        self._seen: Set[int] = {id(at(container, key)) for container, key in sets}
+        self._seen: Set[int] = {id(x) for container, key in sets for x in [at(container, key)] if _has_graph(x)}
         for m in modules:
             self._add(m.__dict__, results)
             for name, x in m.__dict__.items():
@@ -109,7 +115,7 @@ class Before:
         self._hooks += _global_hooks if modules else ()
         self._empty = [not hooks for hooks in self._hooks]
         self._others += [(hooks, hooks.copy()) for hooks in self._hooks if hooks]
-        self._draws: Any = Draws(self._generators, False) if self._generators else None
+        self._draws: Any = Draws(self.generators, False) if self.generators else None
         self._values = self._all(self._then)
 
     def _all(self, of: Iterable[Dict[Any, Any]]) -> List[Any]:
@@ -120,7 +126,7 @@ class Before:
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
         for key in results.get(id(container), ()):
-            if key in then if isinstance(then, dict) else key < len(then):
+            if _has_graph(at(then, key)):
                 then[key] = _left
         if id(container) in results:
             self._results.append(container)
@@ -143,11 +149,13 @@ class Before:
         if not deep or isinstance(x, (torch.nn.Module, type, torch.Tensor)):
             return
         if is_generator(x):
-            self._generators.append(x)
+            self.generators.append(x)
             return
         container: Any
-        if isinstance(x, (tuple, list, set, dict)):
+        if isinstance(x, (tuple, list, set, dict, deque)):
             if len(x) > LONG:
+                if kind in containers and isinstance(x, (list, dict)):
+                    self._long.append((x, len(x)))
                 return
             container = x
         elif type(getattr(x, "__dict__", None)) is dict:
@@ -156,7 +164,7 @@ class Before:
             container = Slots(x)
         else:
             return
-        values = list(container if isinstance(container, (tuple, list, set)) else container.values())
+        values = list(container if isinstance(container, (tuple, list, set, deque)) else container.values())
         if pure and any(type(y) not in _data and not _is_data(y) for y in values):
             return
         if not isinstance(x, tuple):
@@ -173,6 +181,7 @@ class Before:
             and not self.written()
             and (self._draws is None or not self._draws.drawn())
             and all(version_of(t) == version for t, version in self._buffers)
+            and all(len(x) == n for x, n in self._long)
         )
 
     def _differing(self) -> List[Tuple[Any, Any]]:
@@ -200,15 +209,16 @@ class Before:
 
     def __enter__(self) -> None:
         differ = self._differing()
-        parts = (x for of in self._beside if type(of) is dict for x in of.values() if type(x) in (list, dict, set))
+        parts = (x for of in self._beside if type(of) is dict for x in of.values() if type(x) in containers)
         self._now = [(container, container.copy()) for container in (*(container for container, _ in differ), *self._results, *self._beside, *parts)]
         for container, then in differ:
             _put(container, then)
         for container, key, x in self._counts:
             if type(at(container, key)) in numbers:
                 container[key] = x
+        self._tails = [_cut(x, n) for x, n in self._long]
         if self._draws is not None:
-            self._drawn = Draws(self._generators, False)
+            self._drawn = Draws(self.generators, False)
             self._draws.set()
 
     def __exit__(self, *_: object) -> None:
@@ -217,18 +227,38 @@ class Before:
         now, self._now = self._now, []
         for container, then in self._differing() + now:
             _put(container, then, True)  # a pass that ended early may have left anything
+        tails, self._tails = self._tails, []
+        for (x, n), tail in zip(self._long, tails):
+            _cut(x, n)
+            x.extend(tail) if isinstance(x, list) else x.update(tail)
+
+
+def _has_graph(x: Any) -> bool:
+    """Reports whether something leads to a graph, which nobody should hold. What does not may be what the next call reads."""
+    return isinstance(x, torch.Tensor) and x.grad_fn is not None
+
+
+def _cut(x: Any, n: int) -> List[Any]:
+    """Takes what was put last out of a list or a dictionary, which then has so many at most. Returns it."""
+    if isinstance(x, list):
+        last = x[n:]
+        del x[n:]
+        return last
+    return [x.popitem() for _ in range(len(x) - n)][::-1]
 
 
 def _is_data(x: Any) -> bool:
-    """Reports whether an object has nothing but data."""
+    """Reports whether an object is a number or a generator, or has nothing but data."""
+    if single(x) or is_generator(x):
+        return True
     attributes = getattr(x, "__dict__", None)
-    return type(attributes) is dict and type(x) not in _code and not isinstance(x, (torch.nn.Module, type)) and all(type(y) in _data for y in attributes.values())
+    return type(attributes) is dict and type(x) not in _code and not isinstance(x, (torch.nn.Module, type)) and all(type(y) in _data or single(y) or is_generator(y) for y in attributes.values())
 
 
 def _differs(container: Any, then: Any) -> bool:
     if isinstance(container, set):
         return bool(container != then)
-    if isinstance(container, list):
+    if isinstance(container, (list, deque)):
         return len(container) != len(then) or any(map(is_not, container, then)) and any(x is not y and y is not _left and not _equal(x, y) for x, y in zip(container, then))
     now, then = ({name: x for name, x in of.copy().items() if name not in OURS} for of in (container, then))
     return now.keys() != then.keys() or any(x is not then[name] and then[name] is not _left and not _equal(x, then[name]) for name, x in now.items())
@@ -247,13 +277,15 @@ def _put(container: Any, then: Any, all: bool = False) -> None:
         container.clear()
         container.update(then)
         return
-    if isinstance(container, list):
-        container[:] = [x if x is not _left else at(container, i) for i, x in enumerate(then)]
+    if isinstance(container, (list, deque)):
+        values = [x if x is not _left else at(container, i) for i, x in enumerate(then)]
+        container.clear()
+        container.extend(values)
         return
     now, all = container.copy(), all or type(container) is OrderedDict
     for key in {**now, **then}:
         x, y = now.get(key, _absent), then.get(key, _absent)
-        if x is y or y is _left or not all and any(z is not _absent and type(z) not in _data for z in (x, y)):
+        if x is y or y is _left or not all and any(z is not _absent and type(z) not in _data and not single(z) for z in (x, y)):
             continue
         if y is _absent:
             del container[key]

@@ -47,11 +47,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided or a.is_meta:
         return True  # a shard or a sparse tensor: what comes of it is compared. Meta tensors have no bits
     a, b = a.detach(), b.detach()
-    return bool(torch.equal(a, b) or torch.equal(_bits(a), _bits(b)))
+    return bool(torch.equal(a, b) or torch.equal(as_numbers(a), as_numbers(b)))
 
 
-def _bits(t: torch.Tensor) -> torch.Tensor:
+def as_numbers(t: torch.Tensor) -> torch.Tensor:
     """Returns the bits of a tensor as whole numbers."""
+    t = t.detach()
     t = t.resolve_conj().resolve_neg().reshape(-1)
     t = torch.view_as_real(t).contiguous() if t.is_complex() else t.contiguous()
     return t.view(_whole[t.element_size()])
@@ -115,7 +116,7 @@ class Digests:
         bits, some = torch.zeros((), dtype=torch.int64, device=t.device), []
         with torch.no_grad():
             for piece in pieces(t.detach(), self._most // (2 if t.is_complex() else 1)):
-                numbers = _bits(piece).reshape(-1).to(torch.int64, copy=True)
+                numbers = as_numbers(piece).reshape(-1).to(torch.int64, copy=True)
                 bits = bits * 0x9E3779B97F4A7C1 + numbers.mul_(self._by[: len(numbers)]).sum()
                 flat = piece.reshape(-1)
                 some.append(flat[:: max(len(flat) // 64, 1)].clone())

@@ -8,9 +8,10 @@ import torch
 
 from ._again import Small, by_result, overwrites, recipe, source
 from ._before import know
+from ._contents import Contents
 from ._record import storage_of, version_of
 from ._surroundings import Draws, Random, in_checkpoint
-from ._units import Attributes
+from ._units import Attributes, counting, only_counts
 
 if TYPE_CHECKING:
     from ._profile import Call
@@ -27,14 +28,14 @@ class Recorded:
         call = self.to
         if call.small is not None or module in call.unit.not_cheap:
             return forward(x)
-        if in_checkpoint():
+        if in_checkpoint() or isinstance(module, counting) and not only_counts(type(module)):
             call.unit.not_cheap.add(module)
             return forward(x)
         before = source(module, x, call.made, call.profile.refused)
         if before is None and (overwrites(module) or type(module).__name__ in call.profile.refused):
             return forward(x)  # another call of the same module may be cheap
         version, drawn, draws = version_of(x), Random(call.profile.device), Draws([module])
-        attributes, buffers = Attributes([module]), buffers_of(module)
+        attributes, buffers, contents = Attributes([module]), buffers_of(module), Contents([module])
         small = call.small = Small(module, x, call.profile.holder, call.profile.least, before)
         first = len(call.entries)
         try:
@@ -42,7 +43,7 @@ class Recorded:
         finally:
             call.small = None
         good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn) and not draws.drawn()
-        good = good and buffers_of(module) == buffers and not (attributes.changed() or attributes.written() or attributes.replaced())
+        good = good and buffers_of(module) == buffers and not contents.written() and not (attributes.changed() or attributes.written() or attributes.replaced())
         if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and (before is not None or not shares(x, y)):
             if before is None:
                 needed, found = storage_of(x), recipe(x, call.made, call.profile.refused)

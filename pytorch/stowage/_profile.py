@@ -22,14 +22,15 @@ from ._bits import equal, near, same, seed
 from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
+from ._contents import Contents
 from ._hooks import Hooks, Saved
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._sparing import check_sparingly
 from ._step import Ticket, first_made, in_backward
-from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again
-from ._units import Attributes, Places, helpers, modules, remember
+from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again, named_generators
+from ._units import Attributes, Buffers, Places, helpers, means, modules, remember
 
 
 class Unit:
@@ -105,6 +106,7 @@ class Call:
         self.around: Any = None
         self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
+        self.means: Dict[int, Buffers] = {}
         self.modes: List[Mode] = []
         self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self.buffers: List[Tuple[int, int]] = []  # their numbers and versions
@@ -190,7 +192,7 @@ class Call:
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
         self.again = self.around = self.random = self.context = self.before = None
-        self.modes, self.weights = [], []
+        self.modes, self.weights, self.means = [], [], {}
         self.smalls, self.made = [], {}
         for e in self.entries:
             e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
@@ -306,7 +308,8 @@ class Profile:
         call.around, call.random = Surroundings(), Random(self.device)
         call.caches = call.around.caches()
         inside, objects = list(modules(unit.module)), [x for x in given if hasattr(x, "__dict__") and not isinstance(x, (torch.Tensor, torch.nn.Module, type))]
-        draws = Draws([*inside, *given])
+        data, contents = Before(inside, objects), Contents(inside if unit.whole is None else ())
+        draws, call.means = Draws([*inside, *given, *data.generators, *named_generators(inside)]), means(data.readers)
         buffers = buffers_of(unit.module)
         attributes, arguments, counts = Attributes(inside), Attributes(objects), [len(x.__dict__) for x in objects]
         beside = [(x, Attributes([x])) for x in helpers(inside)]
@@ -333,6 +336,8 @@ class Profile:
             why = f"it writes to its attribute {written!r}"
         elif buffers_of(unit.module) != buffers:
             why = "it changes its buffers"
+        else:
+            why = contents.written()
         name = attributes.changed()
         unit.changes += bool(name)
         if unit.changes > 1 and name:
@@ -430,7 +435,8 @@ class Profile:
     def check(self, call: Call) -> None:
         unit = call.unit
         inside = list(modules(unit.module))
-        attributes, draws = Attributes([*inside, *helpers(inside)]), Draws(inside)
+        attributes, data = Attributes([*inside, *helpers(inside)]), Before(inside, call.again[1].objects)
+        draws = Draws([*inside, *data.generators, *named_generators(inside)])
         if any(version_of(p) != version for p, version in call.weights):
             unit.whole, unit.why = False, "a weight of it is written in the backward pass before it could run again"
         if any(x is not None and version_of(x) != version for x, version in ((weak(), version) for weak, version in call.given)):
@@ -439,6 +445,7 @@ class Profile:
             unit.whole, unit.why = False, "a tensor that it or an argument has is written before it could run again"
         if buffers_of(unit.module) != call.buffers:
             self.rewritten.add(unit)
+        data.__enter__()
         try:
             need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)
@@ -470,6 +477,7 @@ class Profile:
             unit.whole, unit.lean = False, False
             unit.why = unit.why or f"its second forward pass failed ({type(e).__name__}: {str(e)[:200]})"
         finally:
+            data.__exit__()
             attributes.restore()
             draws.set()
 
@@ -503,7 +511,7 @@ class Profile:
         call.random.set()
         try:
             with call.around.again(), modes_again(call.modes):
-                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0, each=each)
+                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0, each=each, then=call.means)
         finally:
             now.set()
         return saved

@@ -8,6 +8,7 @@ import functools
 import os
 import random
 import sys
+import types
 from operator import is_not
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -178,6 +179,18 @@ def _equal(a: Any, b: Any) -> bool:
 def is_generator(x: Any) -> bool:
     numpy = getattr(sys.modules.get("numpy"), "random", None)
     return isinstance(x, (torch.Generator, random.Random)) or numpy is not None and isinstance(x, (numpy.RandomState, numpy.Generator))
+
+
+def named_generators(modules: Iterable[Any]) -> List[Any]:
+    """Returns the generators that methods of modules know by name: of their files, or of the functions that they are in."""
+    kinds = {kind: None for m in modules for kind in type(m).__mro__ if not kind.__module__.startswith(("torch.", "builtins"))}
+    functions = [f for kind in kinds for f in vars(kind).values() if isinstance(f, types.FunctionType)]
+    found = [f.__globals__.get(name) for f in functions for name in f.__code__.co_names]
+    for f in functions:
+        for cell in f.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                found.append(cell.cell_contents)
+    return [x for x in found if is_generator(x) and x is not torch.default_generator]
 
 
 _checkpoint = os.path.join("torch", "utils", "checkpoint.py")

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import functools
+import sys
 import types
 import weakref
-from typing import Any, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Counter, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -178,6 +180,8 @@ def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
 
 
 numbers = (int, float, bool, str)
+# Containers whose data is put back.
+containers = frozenset({list, dict, set, collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque})
 _noted = (*numbers, type(None), torch.Tensor, torch.nn.Parameter)
 own = frozenset(torch.nn.Module().__dict__)
 _code = (type, types.FunctionType, types.MethodType, types.ModuleType)
@@ -201,10 +205,10 @@ class Attributes:
                     continue
                 if type(x) in _noted:
                     self._note(name, o.__dict__, name, x)
-                elif type(x) in (list, dict, set):
+                elif type(x) in containers:
                     self._containers.append((name, o.__dict__, x, x.copy()))
                     if len(x) <= LONG and type(x) is not set:
-                        for key, y in x.items() if type(x) is dict else enumerate(x):
+                        for key, y in x.items() if isinstance(x, dict) else enumerate(x):
                             self._note(name, x, key, y)
 
     def _note(self, name: str, container: Any, key: Any, x: Any) -> None:
@@ -235,7 +239,7 @@ class Attributes:
         for _, _, now, before in self._containers:
             if len(now) != len(before):
                 now.clear()
-                now.extend(before) if type(now) is list else now.update(before)
+                now.extend(before) if isinstance(now, (list, collections.deque)) else now.update(before)
         for _, container, key, x, _ in self._places:
             if at(container, key) is not x:
                 container[key] = x
@@ -271,11 +275,36 @@ def at(container: Any, key: Any) -> Any:
 
 
 def other(now: Any, x: Any) -> bool:
-    """Reports whether there is something else now than a number."""
-    return type(now) is not type(x) or bool(now != x)
+    """Reports whether there is something else now than a number. What is not a number is the same."""
+    return now is not x and (type(now) is not type(x) or bool(now != x))
+
+
+def single(x: Any) -> bool:
+    """Reports whether something is one number of NumPy or a member of an enumeration, which nobody writes."""
+    return isinstance(x, enum.Enum) or isinstance(x, getattr(sys.modules.get("numpy"), "generic", ()))
 
 
 counting = torch.nn.modules.batchnorm._NormBase
+
+
+def only_counts(norm: type) -> bool:
+    """Reports whether norms of a class only count in their running means while they train, as those of PyTorch do and what calls
+    its functions. Others may read them too."""
+    forward: Any = getattr(norm, "forward", None)
+    called = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return str(getattr(forward, "__module__", "")).startswith("torch.nn.") or any(name in called for name in ("batch_norm", "instance_norm", "super"))
+
+
+Buffers = Dict[str, Optional[torch.Tensor]]
+
+
+def copied(buffers: Any) -> Buffers:
+    return {name: None if t is None else t.detach().clone() for name, t in buffers.items()}
+
+
+def means(norms: Iterable[torch.nn.Module]) -> Dict[int, Buffers]:
+    """Returns copies of the running means of those that train, by the number of what has them."""
+    return {id(m._buffers): copied(m._buffers) for m in norms if m.training}
 
 
 def modules(module: torch.nn.Module) -> List[torch.nn.Module]:
@@ -296,14 +325,15 @@ class Uncounted:
     """Gives batch norms copies of their running means for a while, so that a second forward
     pass does not count in them twice. They are among the given modules, or in the module."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_then")
 
-    def __init__(self, module: torch.nn.Module, among: Optional[Sequence[torch.nn.Module]] = None) -> None:
+    def __init__(self, module: torch.nn.Module, among: Optional[Sequence[torch.nn.Module]] = None, then: Mapping[int, Buffers] = {}) -> None:
+        self._then = then  # what they had before the first pass, where that is known
         self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in (modules(module) if among is None else among) if m._buffers and isinstance(m, counting)]
 
     def __enter__(self) -> None:
         for now, before in self._held:
-            now.update((name, None if t is None else t.detach().clone()) for name, t in before.items())
+            now.update(copied(self._then.get(id(now), before)))
 
     def __exit__(self, *_: object) -> None:
         for now, before in self._held:

@@ -257,24 +257,33 @@ class Anything(unittest.TestCase):
         self.assertEqual((2, 3), (count.calls, Counter.calls))
 
     def test_results_stay(self):
-        """What a block puts somewhere is the first pass's, and the rest of the place is as it was."""
+        """What a block puts somewhere is the first pass's, and the rest of the place is as it was. A second pass finds no other results that lead to
+        a graph, and those that do not as they were."""
+
+        def made(x, graph=True):
+            return torch.full((1,), x, requires_grad=graph) * 1
+
         module = nn.ReLU()
-        module.out, module.scale, module.all = torch.zeros(1), 1, [torch.zeros(1), 2]
-        sets = [(vars(module), "out"), (module.all, 0), (module.all, 7), (vars(module), "later")]
+        module.out, module.scale, module.all, module.last = made(0.0), 1, [made(0.0), 2], made(0.0, False)
+        sets = [(vars(module), "out"), (module.all, 0), (module.all, 7), (vars(module), "later"), (vars(module), "last")]
         before = Before([module], (), sets)
-        module.out, module.all[0] = torch.ones(1), torch.ones(1)
+        module.out, module.all[0] = made(1.0), made(1.0)
         self.assertTrue(before.same([module]))
         self.assertFalse(before.written())
         module.scale, module.all[1] = 3, 4
-        out, first = module.out, module.all[0]
+        out, first, last, module.last = module.out, module.all[0], module.last, made(1.0, False)
+        self.assertFalse(before.same([module]))
+        now = module.last
         with before:
             self.assertEqual((1, 2), (module.scale, module.all[1]))
             self.assertIs(out, module.out)
             self.assertIs(first, module.all[0])
-            module.out, module.all[0] = torch.full((1,), 5.0), torch.full((1,), 5.0)
+            self.assertIs(last, module.last)
+            module.out, module.all[0], module.last = made(5.0), made(5.0), made(5.0, False)
         self.assertEqual((3, 4), (module.scale, module.all[1]))
         self.assertIs(out, module.out)
         self.assertIs(first, module.all[0])
+        self.assertIs(now, module.last)
 
     def test_slots(self):
         x, frozen = Two(), Frozen(1, 2.0)
