@@ -41,15 +41,15 @@ AS_IT_IS = contextlib.nullcontext()
 
 
 class Surroundings:
-    """The autocast state and the default device of a forward pass, to be had again in the second.
+    """The autocast state, the default type and the default device of a forward pass, to be had again in the second.
     A backward pass has no default device: PyTorch hides it from what calls the engine."""
 
-    __slots__ = ("gpu", "cpu", "cache", "devices")
+    __slots__ = ("gpu", "cpu", "cache", "devices", "dtype")
 
     def __init__(self) -> None:
         self.gpu, self.cpu = autocasts()
         self.cache = torch.is_autocast_cache_enabled()
-        self.devices = default_devices()
+        self.devices, self.dtype = default_devices(), torch.get_default_dtype()
 
     def caches(self) -> bool:
         """Reports whether what is cast stays until the outermost autocast ends."""
@@ -57,7 +57,7 @@ class Surroundings:
 
     def same(self) -> bool:
         """Reports whether the thread has them now."""
-        return autocasts() == (self.gpu, self.cpu) and default_devices() == self.devices
+        return autocasts() == (self.gpu, self.cpu) and default_devices() == self.devices and torch.get_default_dtype() is self.dtype
 
     def again(self) -> Any:
         """Returns a context that has them."""
@@ -73,6 +73,8 @@ class Surroundings:
             if torch.cuda.is_available() or self.gpu[0]:
                 stack.enter_context(torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache))
             stack.enter_context(torch.autocast("cpu", enabled=self.cpu[0], dtype=self.cpu[1], cache_enabled=self.cache))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self.dtype)
             yield
 
 

@@ -287,6 +287,27 @@ class Results(Unseen):
         self.check(block(forward, lambda b: b.__dict__.update(last=None, on=False)), look=lambda m: [b.last for b in m.blocks], prepare=prepare)
 
 
+class Types(Unseen):
+    def test_default_types(self):
+        """A second pass has that of the first."""
+
+        def step(model, i):
+            torch.set_default_dtype(torch.float64 if i >= LATE else torch.float32)
+            try:
+                loss = model(torch.randn(3, 4, 8, dtype=torch.float32)).square().mean()
+            finally:
+                torch.set_default_dtype(torch.float32)
+            loss.backward()
+            return loss
+
+        make = block(lambda b, x: x * torch.linspace(0.1, 1, 8).to(x.dtype))
+        want = train(make(), step, STEPS)
+        for plan in ("whole", "whole, offload"):
+            with planned(make(), plan) as rt:
+                self.compare(want, train(next(a.model for a in rt._attached), step, STEPS, rt))
+                self.assertIs(torch.float32, torch.get_default_dtype())
+
+
 class Renorm(nn.BatchNorm1d):
     """Reads its running means while it trains, after a few steps."""
 
