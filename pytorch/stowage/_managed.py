@@ -28,7 +28,7 @@ from ._plan import Plan
 from ._profile import Profile, Unit
 from ._record import is_dense
 from ._step import InGroup, Ticket, first_made, in_backward
-from ._surroundings import in_checkpoint
+from ._surroundings import in_checkpoint, innermost
 
 
 class Wrapped:
@@ -179,6 +179,8 @@ class Units:
             now = runtime._now
             if now is None or state.again or not torch.is_grad_enabled() or now.thread != threading.get_ident() or in_backward() != -1:
                 return forward(*args, **kwargs)  # in a backward pass a checkpoint runs it again
+            if type(now) is Following and not state.whole and innermost(True) is not None and in_checkpoint():
+                return forward(*args, **kwargs)  # so that it saves as many tensors then
             return now.forward(u, forward, args, kwargs)
 
         return run
@@ -190,7 +192,7 @@ def _small(module: torch.nn.Module) -> Callable[[Callable[..., Any], Any, Any], 
         if lean is None or state.again or kwargs or len(args) != 1 or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         x = args[0]
-        if type(x) is not torch.Tensor or not x.requires_grad or not is_dense(x):
+        if type(x) is not torch.Tensor or not x.requires_grad or not is_dense(x) or in_checkpoint(_lean):  # which counts what is saved
             return forward(x)
         return lean.call(module, forward, x)
 
@@ -376,3 +378,6 @@ class Following:
 
             first.register_hook(begin)
         return out
+
+
+_lean = Following.lean.__code__

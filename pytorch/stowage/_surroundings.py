@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 import sys
 import types
@@ -13,6 +12,7 @@ from operator import is_not
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
+import torch.utils.checkpoint  # which PyTorch does not import by itself
 
 # Whether autocast is on, and to which type.
 Autocast = Tuple[bool, torch.dtype]
@@ -195,14 +195,18 @@ def named_generators(modules: Iterable[Any]) -> List[Any]:
     return [x for x in found if is_generator(x) and x is not torch.default_generator]
 
 
-_checkpoint = os.path.join("torch", "utils", "checkpoint.py")
+_checkpoint = vars(torch.utils.checkpoint)
 
 
-def in_checkpoint() -> bool:
-    """Reports whether torch.utils.checkpoint is running what calls this."""
+def in_checkpoint(inside: Any = None) -> bool:
+    """Reports whether torch.utils.checkpoint is running what calls this; if some code is given, only inside of that."""
     frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_checkpoint):
+    while frame is not None and frame.f_code is not inside:
+        if frame.f_globals is _checkpoint:
             return True
         frame = frame.f_back
     return False
+
+
+# The innermost hooks of saved tensors: None if there are none, as there are in every checkpoint. Not every version of PyTorch tells.
+innermost: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())

@@ -4,6 +4,7 @@ norms that read what they count, and in generators known by name. Steps are thos
 import collections
 import dataclasses
 import enum
+import sys
 import types
 import unittest
 from unittest import mock
@@ -12,9 +13,10 @@ import numpy
 import torch
 from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
 from common import same, stowage
-from stowage import _before, _units
+from stowage import _before, _managed, _units
 from stowage._contents import COPIED, Contents
 from torch import nn
+from torch.utils import checkpoint
 
 LATE = 4  # the step in which something begins
 STEPS = LATE + 3
@@ -355,6 +357,52 @@ class Norms(Unseen):
 
         for kind, counts in ((nn.BatchNorm2d, True), (nn.SyncBatchNorm, True), (nn.InstanceNorm1d, True), (Calls, True), (Wraps, True), (Renorm, False)):
             self.assertEqual(counts, _units.only_counts(kind))
+
+
+class Checkpoints(Unseen):
+    """Checkpoints that begin late count what is saved, now and when they run again."""
+
+    def test_inside_of_blocks(self):
+        class Inside(Block):
+            on = False
+
+            def inner(self, x):
+                return self.down(self.act(self.up(self.norm(x))))
+
+            def forward(self, x):
+                return x + (checkpoint.checkpoint(self.inner, x, use_reentrant=False) if self.on else self.inner(x))
+
+        def prepare(model, i):
+            for b in model.blocks:
+                b.on = i >= LATE
+
+        self.check(lambda: stack(Inside, 2), prepare=prepare, plans=("whole", "lean", "lean, offload"))
+
+    def test_around_blocks(self):
+        class Around(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks, self.mids, self.last, self.on = nn.ModuleList(Block() for _ in range(2)), nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Linear(8, 1), False
+
+            def forward(self, x):
+                for b, mid in zip(self.blocks, self.mids):
+                    f = lambda x, b=b, mid=mid: mid(b(mid(x)).tanh()).tanh()
+                    x = checkpoint.checkpoint(f, x, use_reentrant=False) if self.on else f(x)
+                return self.last(x)
+
+        def make():
+            torch.manual_seed(1)
+            return Around()
+
+        def again():  # as PyTorch 2 tells it
+            frame = sys._getframe(1)
+            while frame is not None and not (frame.f_code.co_name == "unpack" and frame.f_code.co_filename.endswith("checkpoint.py")):
+                frame = frame.f_back
+            return -1 if frame is None else 1
+
+        for told in (_managed.in_backward, again):
+            with mock.patch.object(_managed, "in_backward", told):
+                self.check(make, prepare=lambda model, i: setattr(model, "on", i >= LATE), plans=("whole", "lean", "whole, offload"))
 
 
 if __name__ == "__main__":
