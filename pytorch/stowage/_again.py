@@ -43,8 +43,8 @@ def raised(e: BaseException) -> str:
     return text[len(before) : text.index(after)] if type(e) is RuntimeError and text.startswith(before) and after in text else ""
 
 
-class _Stop(Exception):
-    """Ends a second forward pass."""
+class _Stop(BaseException):
+    """Ends a second forward pass, whatever errors that handles."""
 
 
 class State(threading.local):

@@ -72,7 +72,7 @@ class Before:
 
     __slots__ = (
         "modules", "_dicts", "_then", "_skips", "_values", "_others", "_results", "_beside", "_counts", "_hooks", "_empty", "_tensors", "_buffers",
-        "readers", "_long", "_tails", "generators", "_draws", "_seen", "_now", "_drawn",
+        "readers", "holds", "_long", "_tails", "generators", "_draws", "_seen", "_now", "_drawn",
     )
 
     def __init__(self, modules: Sequence[torch.nn.Module] = (), given: Iterable[Any] = (), sets: Collection[Place] = (), counts: Collection[Place] = ()) -> None:
@@ -91,6 +91,7 @@ class Before:
         self._tensors: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self._buffers: List[Tuple[torch.Tensor, int]] = []
         self.readers = [m for m in modules if isinstance(m, counting) and not only_counts(type(m))]  # of running means
+        self.holds = False  # a result without a graph, which the next call replaces
         self._now: List[Tuple[Any, Any]] = []
         results: Dict[int, List[Any]] = {}
         for container, key in sets:
@@ -126,8 +127,10 @@ class Before:
     def _add(self, container: Any, results: Dict[int, List[Any]]) -> None:
         then = container.copy()
         for key in results.get(id(container), ()):
-            if _has_graph(at(then, key)):
+            x = at(then, key)
+            if _has_graph(x):
                 then[key] = _left
+            self.holds |= isinstance(x, torch.Tensor) and not _has_graph(x)
         if id(container) in results:
             self._results.append(container)
         if type(container) is not dict or id(container) in results:
@@ -181,7 +184,7 @@ class Before:
             and not self.written()
             and (self._draws is None or not self._draws.drawn())
             and all(version_of(t) == version for t, version in self._buffers)
-            and all(len(x) == n for x, n in self._long)
+            and (not self._long or all(len(x) == n for x, n in self._long))
         )
 
     def _differing(self) -> List[Tuple[Any, Any]]:

@@ -60,9 +60,11 @@ class Unit:
     def state(self) -> Before:
         """Returns the data that its modules have now. Most calls find what the last one found."""
         inside = modules(self.module)
-        if self._before is None or not self._before.same(inside):
-            self._before = Before(inside, (), list(self.sets.values()), list(self.counts.values()))
-        return self._before
+        before = self._before
+        if before is None or not before.same(inside):
+            before = Before(inside, (), list(self.sets.values()), list(self.counts.values()))
+            self._before = None if before.holds else before
+        return before
 
 
 class Entry:
@@ -106,7 +108,7 @@ class Call:
         self.around: Any = None
         self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
-        self.means: Dict[int, Buffers] = {}
+        self.means: Dict[int, Buffers] = {}  # of norms that read them
         self.modes: List[Mode] = []
         self.weights: List[Tuple[torch.Tensor, int]] = []  # and their versions
         self.buffers: List[Tuple[int, int]] = []  # their numbers and versions

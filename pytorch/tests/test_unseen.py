@@ -7,13 +7,14 @@ import enum
 import sys
 import types
 import unittest
+import weakref
 from unittest import mock
 
 import numpy
 import torch
 from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
 from common import same, stowage
-from stowage import _before, _managed, _units
+from stowage import _again, _before, _managed, _units
 from stowage._contents import COPIED, Contents
 from torch import nn
 from torch.utils import checkpoint
@@ -287,6 +288,29 @@ class Results(Unseen):
                 b.on = i >= LATE
 
         self.check(block(forward, lambda b: b.__dict__.update(last=None, on=False)), look=lambda m: [b.last for b in m.blocks], prepare=prepare)
+
+
+    def test_they_are_not_held(self):
+        """Once a step is over nobody has what the next one would read."""
+
+        def forward(b, x):
+            b.last = x.detach()
+            return x
+
+        model = block(forward, lambda b: setattr(b, "last", None))()
+        with planned(model) as rt:
+            train(model, one_pass, LATE, rt)
+            self.assertEqual({"recompute"}, set(choices(rt).values()))
+            last = [weakref.ref(b.last) for b in model.blocks]
+            for b in model.blocks:
+                b.last = None
+            self.assertEqual([None, None], [x() for x in last])
+
+
+class Errors(unittest.TestCase):
+    def test_the_end_of_a_second_pass_is_none(self):
+        """A block that handles errors does not handle it."""
+        self.assertFalse(issubclass(_again._Stop, Exception))
 
 
 class Types(Unseen):
