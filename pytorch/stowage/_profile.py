@@ -336,7 +336,7 @@ class Profile:
             why = f"it draws from {drawn}"
         elif written:
             why = f"it writes to its attribute {written!r}"
-        elif buffers_of(unit.module) != buffers:
+        elif not set(buffers) <= set(buffers_of(unit.module)):  # one that a call makes for those that follow is none that it changes
             why = "it changes its buffers"
         else:
             why = contents.written()
@@ -350,7 +350,7 @@ class Profile:
         for x, of in beside:
             remember(unit.sets, of.replaced(), x)
             remember(unit.counts, of.counted(), x)
-        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers, Before(inside, objects, list(unit.sets.values()))
+        call.modes, call.buffers, call.before = list(map(mode_of, inside)), buffers_of(unit.module), Before(inside, objects, list(unit.sets.values()))
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)

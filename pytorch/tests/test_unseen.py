@@ -134,6 +134,33 @@ class Writes(Unseen):
 
         self.check(block(forward, first), reason="it changes its buffers")
 
+    def test_buffers_for_later_calls(self):
+        """A buffer that the first call makes, such as a table of angles, keeps no block from being recomputed."""
+
+        def lazy(b, x):
+            if "angles" not in b._buffers:
+                b.register_buffer("angles", torch.linspace(0.5, 1, x.shape[-1]), persistent=False)
+            return x * b.angles
+
+        def first(b):
+            b.register_buffer("angles", None)
+
+        def empty(b, x):
+            if b.angles is None:
+                b.angles = torch.linspace(0.5, 1, x.shape[-1])
+            return x * b.angles
+
+        def late(b, x):
+            b.calls = getattr(b, "calls", 0) + 1
+            if b.calls == LATE:
+                b.angles = torch.linspace(0.6, 1, x.shape[-1])
+            return empty(b, x)
+
+        look = lambda model: [dict(m._buffers) for m in model.modules()]
+        for forward, prepare in ((lazy, lambda b: None), (empty, first), (late, first)):
+            with self.subTest(forward.__name__):
+                self.check(block(forward, prepare), look=look)
+
     def test_attributes(self):
         def tensors(b, x):
             b.count.data += 1
