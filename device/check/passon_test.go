@@ -158,6 +158,40 @@ func TestCallsOfTheWrappedDevice(t *testing.T) {
 	golden.Check(t, "calls.txt", b.String())
 }
 
+// A device that was closed is asked for nothing any more, whichever device had work last.
+func TestNothingAfterClose(t *testing.T) {
+	for _, s := range []*check.Schedule{nil, {}, {Seed: 3}} {
+		c := check.New(check.Options{Schedule: s})
+		var worlds [2]*world
+		var logs [2]*devicelog.Log
+		for i := range worlds {
+			inner, err := cpu.Open(cpu.Options{Ordinal: i, CopyThreads: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			logged, log := devicelog.Wrap(inner)
+			worlds[i], logs[i] = worldOn(c, logged), log
+		}
+		first, last := worlds[0], worlds[1]
+		last.a.Fill(last.x.All(), 1)
+		if err := last.dev.Sync(); err != nil {
+			t.Error(err)
+		}
+		first.a.Fill(first.x.All(), 2)
+		if err := first.close(); err != nil {
+			t.Error(err)
+		}
+		n := len(logs[0].Lines())
+		last.b.Copy(last.y.All(), last.x.All())
+		if err := last.close(); err != nil {
+			t.Error(err)
+		}
+		if after := logs[0].Lines()[n:]; len(after) > 0 {
+			t.Errorf("under %+v the closed device was asked for %q", s, after)
+		}
+	}
+}
+
 // A checker passes on every failure of the device that it wraps, here another checker.
 func TestFailuresOfTheWrappedDevice(t *testing.T) {
 	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches, check.Makes} {

@@ -27,6 +27,11 @@ const size = 4096
 func newWorld(c *check.Checker, ordinal int) *world {
 	inner, err := cpu.Open(cpu.Options{Ordinal: ordinal, CopyThreads: 1})
 	must(err)
+	return worldOn(c, inner)
+}
+
+// worldOn returns a world on a device.
+func worldOn(c *check.Checker, inner device.Device) *world {
 	w := &world{c: c, dev: c.Wrap(inner)}
 	w.a, w.b, w.out = w.stream("a"), w.stream("b"), w.stream("copy-out")
 	w.x, w.y = w.alloc(memory.Device, "x"), w.alloc(memory.Device, "y")
