@@ -242,7 +242,7 @@ func TestHostMemoryKeepsItsBound(t *testing.T) {
 
 // Uploads larger than the staging memory wait for their own, not for others'.
 func TestUploadsShareStaging(t *testing.T) {
-	d, _ := openFake(t, Options{})
+	d, f := openFake(t, Options{})
 	defer closeDevice(t, d)
 	s, held := newStream(t, d, "s"), newStream(t, d, "held")
 	b, c := alloc(t, d, memory.Device, 2*stagingSize+1), alloc(t, d, memory.Device, 64)
@@ -255,8 +255,22 @@ func TestUploadsShareStaging(t *testing.T) {
 	for i := range src {
 		src[i] = byte(i >> 12)
 	}
-	s.Host(func() { time.Sleep(20 * time.Millisecond) }) // until all staging is in flight
+	calls := func(name string) int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.calls[name]
+	}
+	before := calls("cuEventQuery")
+	// All staging is in flight until the host waits for it, which it does instead of asking again and again.
+	s.Host(func() {
+		for calls("cuEventSynchronize") == 0 && calls("cuEventQuery") < before+100_000 {
+			time.Sleep(time.Millisecond)
+		}
+	})
 	s.Upload(b.All(), src)
+	if calls("cuEventSynchronize") == 0 {
+		t.Error("nobody waited for staging memory")
+	}
 	got := make([]byte, b.Size())
 	if err := s.Download(got, b.All()); err != nil {
 		t.Fatal(err)
