@@ -72,6 +72,18 @@ func TestWindowsOfGraphs(t *testing.T) {
 	if a, b := f.Units[0].Window, f.Units[1].Window; a != 10*ms || b != 0 {
 		t.Errorf("windows of %v and %v", a, b)
 	}
+	// Also in one that begins with the step, where nothing is done between save and load.
+	for i := range p.Tape.Ops {
+		if op := &p.Tape.Ops[i]; i <= at {
+			op.At = 0
+		}
+	}
+	if f, err = Simulate(p, nil, nil, slow, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := f.Units[0].Window, f.Units[1].Window; a != 0 || b != 0 {
+		t.Errorf("at the beginning: windows of %v and %v", a, b)
+	}
 }
 
 // Both directions at once. Microbatch 0's a comes back while microbatch 1's leaves.
