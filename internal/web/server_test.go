@@ -172,6 +172,10 @@ func TestReadLimits(t *testing.T) {
 		}
 		_ = listens.Close()
 		<-left
+		synctest.Wait()
+		if len(s.waiting)+len(s.asking) != 0 { // they would take the place of others
+			t.Errorf("%d and %d are left", len(s.waiting), len(s.asking))
+		}
 		s.Close(0)
 	})
 }
