@@ -238,8 +238,10 @@ func (f *folder) syncMetrics() error {
 
 // dropAside removes the traces of an earlier run.
 func (f *folder) dropAside() {
-	for _, path := range f.aside {
-		_ = f.disk.Remove(path) // the next run tries again
+	if len(f.aside) > 0 && f.lock.Held() == nil { // otherwise they may be another process's
+		for _, path := range f.aside {
+			_ = f.disk.Remove(path) // the next run tries again
+		}
 	}
 	f.aside = nil
 }
@@ -286,9 +288,7 @@ func (f *folder) undo() error {
 
 // close closes the metrics and ends the lock.
 func (f *folder) close() error {
-	if len(f.aside) > 0 && f.lock.Held() == nil {
-		f.dropAside()
-	}
+	f.dropAside()
 	return errors.Join(f.closeFiles(), f.lock.Close())
 }
 

@@ -360,37 +360,47 @@ func TestFolderOnAFailingDisk(t *testing.T) {
 }
 
 // Somebody removes the lock of a run by hand, and another process starts a run. The first
-// one writes no checkpoint and removes nothing.
+// one writes no checkpoint and removes nothing, however it ends.
 func TestLockRemovedByHand(t *testing.T) {
-	d := disktest.New()
-	a := d.Process("a")
-	f, err := claim(a, simulated)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := DefaultOptions()
-	if err := f.begin(&o, 0, nil); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{disk.LockName, configName, metricsName} {
-		if err := d.Drop(simulated + "/" + name); err != nil {
+	for how, end := range map[string]func(*folder) error{"undo": (*folder).undo, "close": (*folder).close} {
+		d := disktest.New()
+		a := d.Process("a")
+		f, err := claim(a, simulated)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	other := simulation{seed: 12, steps: 2}
-	if other.run(d.Process("b")); other.err != nil {
-		t.Fatal(other.err)
-	}
-	before := d.Names("/disk")
-	var lost *disk.LostError
-	if err := f.saveNow(simulatedMeta(11, 3)); !errors.As(err, &lost) {
-		t.Errorf("saved with %v", err)
-	}
-	if err := f.undo(); err != nil {
-		t.Error(err)
-	}
-	if err := complete(d.Process("after"), 12, 2); err != nil || !slices.Equal(before, d.Names("/disk")) {
-		t.Errorf("%v; %q became %q", err, before, d.Names("/disk"))
+		o := DefaultOptions()
+		if err := f.begin(&o, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{disk.LockName, configName, metricsName} {
+			if err := d.Drop(simulated + "/" + name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := d.Process("b")
+		other := simulation{seed: 12, steps: 2}
+		if other.run(b); other.err != nil {
+			t.Fatal(other.err)
+		}
+		// What the first one set aside has the name of what the other one did.
+		aside := []string{simulated + "/" + setAside("rank-0.trace")}
+		if err := disk.WriteFile(b, aside[0], []byte("a trace")); err != nil {
+			t.Fatal(err)
+		}
+		before := d.Names("/disk")
+		var lost *disk.LostError
+		f.aside = aside
+		if err := f.saveNow(simulatedMeta(11, 3)); !errors.As(err, &lost) {
+			t.Errorf("%s: saved with %v", how, err)
+		}
+		f.aside = aside
+		if err := end(f); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		if err := complete(d.Process("after"), 12, 2); err != nil || !slices.Equal(before, d.Names("/disk")) {
+			t.Errorf("%s: %v; %q became %q", how, err, before, d.Names("/disk"))
+		}
 	}
 }
 
