@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -138,3 +139,42 @@ func TestEveryFlag(t *testing.T) {
 	}
 	golden.Check(t, "every.txt", b.String())
 }
+
+// A flag may have a limit that follows from others: the layers of the model, its heads, the GPUs. For
+// each flag that takes some numbers beyond one and refuses others, these are written down.
+func TestNumbersOfFlags(t *testing.T) {
+	numbers := []int{47, 48, 49, 63, 64, 65} // the batch and the sequence of the jobs
+	for n := range 18 {                      // all that they have fewer of
+		numbers = append(numbers, n+1)
+	}
+	slices.Sort(numbers)
+	var b strings.Builder
+	for _, job := range jobs {
+		args, err := Parse("job.sh", []byte("python pretrain_gpt.py "+job.flags), ParseOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s:\n", job.name)
+		for _, name := range readFlags(t, args, job.gpus) {
+			said := map[string][]string{} // numbers by the words about them
+			changed := maps.Clone(args)
+			for _, n := range numbers {
+				changed[name] = fmt.Sprint(n)
+				fields, why := outcome(changed, job.gpus)
+				if why = digits.ReplaceAllString(strings.ReplaceAll(why, "--"+name, "it"), "#"); fields != nil {
+					why = " ok" + why
+				}
+				said[why] = append(said[why], fmt.Sprint(n))
+			}
+			if len(said) == 1 || len(said) == 2 && slices.ContainsFunc(slices.Collect(maps.Values(said)), func(of []string) bool { return slices.Equal(of, []string{"1"}) }) {
+				continue
+			}
+			for _, why := range slices.Sorted(maps.Keys(said)) {
+				fmt.Fprintf(&b, "  %s %s:%s\n", name, strings.Join(said[why], ","), why)
+			}
+		}
+	}
+	golden.Check(t, "numbers.txt", b.String())
+}
+
+var digits = regexp.MustCompile(`[0-9]+`)
