@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -250,6 +251,48 @@ func TestStopperEnds(t *testing.T) {
 		t.Errorf("%d signals were taken after the end", n)
 	}
 }
+
+// The first signal says why a run ends, whatever comes after it and however output fails then. A viewer
+// that leaves ends nothing.
+func TestFirstSignalCounts(t *testing.T) {
+	ends := func(sig os.Signal) bool { return sig == syscall.SIGINT || sig == syscall.SIGTERM }
+	for _, first := range stops {
+		for _, second := range append([]os.Signal{nil}, stops...) {
+			if ends(first) && ends(second) {
+				continue // which ends the program at once
+			}
+			for _, sockets := range []bool{false, true} {
+				s := newStopper(sockets)
+				s.catching = true
+				var want syscall.Signal
+				for _, sig := range []os.Signal{first, second} {
+					if sig == nil { // nobody reads the output
+						sig = syscall.SIGPIPE
+						if _, err := s.watched(brokenPipe{}).Write(nil); err == nil {
+							t.Error("the output did not fail")
+						}
+					} else if s.got(sig.(syscall.Signal)); sig == syscall.SIGPIPE && sockets {
+						continue
+					}
+					want = cmp.Or(want, sig.(syscall.Signal))
+				}
+				var got syscall.Signal
+				if e := (*signalError)(nil); errors.As(s.because(&run.InterruptedError{}), &e) {
+					got = e.signal
+				}
+				if got != want || (s.ctx.Err() != nil) != (want != 0) {
+					t.Errorf("%v, then %v, with sockets %v: %v ended it and not %v; the context has %v", first, second, sockets, got, want, s.ctx.Err())
+				}
+				s.cancel()
+			}
+		}
+	}
+}
+
+// brokenPipe is an output whose reader is gone.
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
 // A signal that ends a program before a file is complete leaves nothing of it behind, and
 // the old one as it was.
