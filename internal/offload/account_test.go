@@ -489,6 +489,52 @@ func TestLimit(t *testing.T) {
 	l.close()
 }
 
+// refusing is a device that reserves nothing for a while.
+type refusing struct {
+	device.Device
+	on bool
+}
+
+func (d *refusing) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
+	if d.on {
+		return nil, &device.OutOfMemory{Device: "cpu:0", Kind: kind, Owner: owner, Asked: limit}
+	}
+	return d.Device.Reserve(kind, limit, owner)
+}
+
+// If a heap cannot be made anew, steps fail without a panic until another limit is set.
+func TestLimitThatFails(t *testing.T) {
+	d := &refusing{Device: openCPU(t)}
+	r := newRig(t, d, Config{Device: 8192})
+	r.m.Begin(nil)
+	r.alloc(8192).Free()
+	r.ok(r.m.End())
+	d.on = true
+	var oom *device.OutOfMemory
+	for range 2 {
+		if moved, err := r.m.Limit(4096); !moved || !errors.As(err, &oom) {
+			t.Errorf("a limit that cannot be set: %v, %v", moved, err)
+		}
+		if dev, _ := r.m.Memory(); dev != 0 {
+			t.Errorf("%v are held", dev)
+		}
+		r.m.Begin(nil)
+		_, err := r.m.Alloc(512)
+		if ended := r.m.End(); err == nil || ended == nil {
+			t.Errorf("a step without memory: %v, %v", err, ended)
+		}
+	}
+	d.on = false
+	moved, err := r.m.Limit(4096)
+	if r.ok(err); !moved {
+		t.Error("memory did not move")
+	}
+	r.m.Begin(nil)
+	r.alloc(4096).Free()
+	r.ok(r.m.End())
+	r.close()
+}
+
 // A heap that is made anew gives its memory back before Limit returns, also while compute
 // is busy: others may be given that memory next.
 func TestLimitGivesMemoryBack(t *testing.T) {

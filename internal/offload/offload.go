@@ -165,8 +165,8 @@ func (m *Manager) Config() residency.Config {
 func (m *Manager) extend(kind memory.Kind) func(memory.Bytes) bool {
 	return func(top memory.Bytes) bool {
 		b := m.mem[kind]
-		if b == nil {
-			return true
+		if b == nil { // it is the caller's, or Limit found none
+			return m.cfg.ProvideMemory != nil
 		}
 		if top > m.limit[kind] {
 			return false

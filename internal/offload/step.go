@@ -129,25 +129,27 @@ func (m *Manager) NoteWaited() {
 
 // Limit sets how much device memory steps may take from now on, and gives back what
 // the manager holds beyond that. It is called between steps. It reports whether
-// memory moved: then graphs captured before must not be replayed.
+// memory moved: then graphs captured before must not be replayed. If it fails, steps find no
+// memory until it succeeds.
 func (m *Manager) Limit(n memory.Bytes) (moved bool, err error) {
 	if m.open {
 		panic("offload: the limit changes inside of a step")
 	}
-	b := m.mem[memory.Device]
-	if b == nil || n <= 0 {
+	if m.cfg.ProvideMemory != nil || n <= 0 {
 		return false, nil
 	}
 	n = min(n, m.dev.Info().Capacity[memory.Device])
-	if b.Size() <= n && b.Max() >= n {
-		m.limit[memory.Device] = n
-		return false, nil
-	}
-	compute := m.lane[residency.Compute].Stream
-	m.mem[memory.Device] = nil
-	compute.Free(b)
-	if err := compute.Sync(); err != nil {
-		return true, err
+	if b := m.mem[memory.Device]; b != nil {
+		if b.Size() <= n && b.Max() >= n {
+			m.limit[memory.Device] = n
+			return false, nil
+		}
+		compute := m.lane[residency.Compute].Stream
+		m.mem[memory.Device] = nil
+		compute.Free(b)
+		if err := compute.Sync(); err != nil {
+			return true, err
+		}
 	}
 	m.limit[memory.Device] = n
 	m.mem[memory.Device], err = m.dev.Reserve(memory.Device, n, trace.HeapOwner(memory.Device))
