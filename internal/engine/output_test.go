@@ -5,6 +5,7 @@ package engine
 
 import (
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -121,6 +122,61 @@ func TestRecomputedGroupsAreDoneOnce(t *testing.T) {
 	})
 	if err != nil || calls != 2 || !refused {
 		t.Errorf("%v; the forward pass ran %d times, and the second load was refused: %v", err, calls, refused)
+	}
+	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A policy belongs to the caller, who may have given it to other ranks as well: a decision has one of its
+// own.
+func TestDecisionsHaveTheirOwnPolicy(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := memory.GroupID{Name: "mlp"}, memory.GroupID{Name: "core_attn"}
+	given := memory.Policy{a.Unit(): memory.Recompute, b.Unit(): memory.Offload}
+	r, err := Open(Config{Device: dev, Compute: compute, Policy: given, Links: testLinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := memory.Key{Microbatches: 1}
+	err = r.Step(key, func(s *Step) error {
+		for _, g := range []memory.GroupID{a, b} {
+			err := s.Run(g, func(to *Group) error {
+				x, err := s.New(512)
+				if err == nil {
+					compute.Fill(x.Range(), 1)
+					to.Save(x)
+					x.Free()
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		for _, g := range []memory.GroupID{b, a} {
+			l, err := s.Load(g)
+			if err != nil {
+				return err
+			}
+			l.Done()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := r.Decision(key)
+	if !maps.Equal(d.Policy, given) {
+		t.Errorf("the policy is %v, and %v was given", d.Policy, given)
+	}
+	clear(d.Policy)
+	if len(given) != 2 {
+		t.Error("the decision and the caller have the same policy")
 	}
 	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
 		t.Error(err)
