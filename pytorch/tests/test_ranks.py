@@ -2,10 +2,11 @@
 none waits for another that failed. SPEC S8.6."""
 
 import unittest
+from unittest import mock
 
 from common import DEVICE, runtime, stowage, torch
 from launch import FSDP2, run_ranks
-from stowage import _ranks
+from stowage import _planned, _ranks
 
 
 @unittest.skipUnless(DEVICE == "cpu", "ranks of this test compute on the CPU")
@@ -40,6 +41,21 @@ class Setting(unittest.TestCase):
         with self.assertRaises(ArithmeticError) as raised:
             _ranks.Ranks(False, (), torch.device("cpu")).fail([_ranks.failure_of(own)], own)
         self.assertIs(own, raised.exception)
+
+    def test_models_that_decide(self):
+        """Those that are attached now, and not those that were."""
+        first, second, seen = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), []
+        found = lambda setting, models, device: seen.append(list(models)) or mock.Mock(several=False, count=1)
+        with runtime("budget") as rt, mock.patch.object(_planned, "Ranks", found):
+            ask = lambda: [rt._planner.ranks for _ in range(2)]
+            ask()
+            attached = rt.attach(first)
+            ask()
+            rt.attach(second)
+            ask()
+            attached.detach()
+            ask()
+        self.assertEqual([[], [first], [first, second], [second]], seen)
 
     def test_without_a_process_group(self):
         model = torch.nn.Linear(4, 4)
