@@ -381,7 +381,7 @@ class _Tracer:
         update = {"weights": passes["weights"], "gradients": sum(gradients.values()), "optimizer": state, "saved": 0, "other": updating.peak}
         where = live.peak_where
         if sum(update.values()) > sum(passes.values()):
-            passes, saved, where = update, {}, "the optimiser's step"
+            passes, saved, where = {**update}, {}, "the optimiser's step"
         if self.rates is not None:
             passes["other"] += WORKSPACES
         notes = [*self.said] + ([] if self.model.training else ["the model is in evaluation mode; call model.train() before plan() if it trains"])

@@ -19,6 +19,7 @@ from common import DEVICE, on_cpu, runtime, stowage, torch
 from fake import Fake
 from stowage import _forecast, _measured
 from stowage._again import hooks
+from stowage._budget import MARGIN
 from stowage._record import storage_of
 from stowage._trace import Live, Operators, copy_of
 from torch import nn
@@ -480,6 +481,14 @@ class Policies(unittest.TestCase):
         self.assertIsNone(got.plan)
         self.assertIn("the smallest budget that can be kept is ", got.verdict())
         self.assertIn(f"({least} bytes)", got.verdict())
+
+    def test_the_smallest_budget_of_an_optimiser(self):
+        """Where its step holds most, that and the margin of a runtime are the least."""
+        example = self.example[:2, :128]
+        got = stowage.plan(self.model, example, gpu="h100")
+        self.assertEqual(("the optimiser's step", sum(got.held.values())), (got.where, got.peak))
+        self.assertEqual((got.peak + got.peak // MARGIN, got.peak), (got.least.budget, got.least.peak))
+        self.assertIsNotNone(stowage.plan(self.model, example, gpu="h100", budget=got.least.budget).plan)
 
     def test_names_that_are_kept(self):
         got = stowage.plan(self.model, self.example, gpu="h100", budget=self.kept.peak * 7 // 8, keep=["blocks.*"])
