@@ -53,7 +53,7 @@ func TestByHandIsExact(t *testing.T) {
 			for name, h := range byHand {
 				t.Run(p.name+", "+name, func(t *testing.T) {
 					err := run(dev, on(i, Config{ByHand: h}), func(l *loop, rng *rand.Rand) error {
-						if err := l.train(4, rng); err != nil {
+						if err := l.eachSure(4, rng, func(int) error { return nil }); err != nil {
 							return err
 						}
 						return l.names(h)
@@ -124,15 +124,26 @@ func shares(all ...memory.Bytes) []memory.Bytes {
 	return all
 }
 
-// within trains under a budget.
-func (l *loop) within(rng *rand.Rand, budget, all memory.Bytes) error {
-	// Steps of a busy machine differ, and are recorded and timed again until two are alike.
-	for i, sure := 0, false; i < 6 || i < 30 && !sure; i++ {
+// eachSure trains so many steps at least, and one under the plan that is made when times are final:
+// steps of a busy machine differ, and are recorded and timed again until two are alike. It calls
+// then after each of them.
+func (l *loop) eachSure(least int, rng *rand.Rand, then func(step int) error) error {
+	for i, sure := 0, false; i < least || i < 30 && !sure; i++ {
 		k := l.rt.keys[l.key()]
 		sure = k != nil && k.known && (k.plan == nil || l.rt.sure(k))
 		if err := l.one(l.key(), rng); err != nil {
 			return fmt.Errorf("step %d: %w", i, err)
 		}
+		if err := then(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// within trains under a budget.
+func (l *loop) within(rng *rand.Rand, budget, all memory.Bytes) error {
+	err := l.eachSure(6, rng, func(i int) error {
 		s := l.rt.Summary(l.key())
 		if s.Extent > budget {
 			return fmt.Errorf("step %d takes %v of %v", i, s.Extent, budget)
@@ -140,6 +151,10 @@ func (l *loop) within(rng *rand.Rand, budget, all memory.Bytes) error {
 		if n, _ := l.rt.off.Memory(); n > budget {
 			return fmt.Errorf("step %d: %v were taken of %v", i, n, budget)
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	d, s := l.rt.Decision(l.key()), l.rt.Summary(l.key())
 	switch {
