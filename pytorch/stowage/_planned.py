@@ -458,15 +458,16 @@ class Planner:
             return
         if known.stage == "compare":
             if not any(f.change for f in all):
-                self._compare(key, known, sum(f.seconds for f in all))
-                return
+                return self._compare(key, known, sum(f.seconds for f in all))
             if any(self.ranks.gather(plan.offloads)):
                 assert known.other is not None
                 self._settle(key, known, *known.other)
                 return
             known.other, known.stage = (plan, known.limit), "settled"
         settled = known.stage == "settled"
-        if known.stage == "recompute" and any(f.change for f in all) and min(f.change for f in all) >= 0:
+        # If nothing is offloaded where it might be, forecasts are too high: no plan fits that only recomputes.
+        gives = known.stage == "recompute" or known.stage == "offload" and not any(self.ranks.gather(plan.offloads))
+        if gives and any(f.change for f in all) and min(f.change for f in all) >= 0:
             self._refine(key, known, mine)
             return
         if any(f.change for f in all):
@@ -517,8 +518,7 @@ class Planner:
             known.other, known.stage = (known.plan, known.limit), "settled"
 
     def _refine(self, key: str, known: Key, mine: Facts) -> None:
-        """Recomputes less, because a plan held less than the budget: forecasts allow for the most
-        that a block may hold."""
+        """Recomputes less, because a plan held less than the budget, by what is no longer dropped."""
         assert known.plan is not None
         plan: Plan = known.plan
         known.times = []

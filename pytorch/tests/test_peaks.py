@@ -7,7 +7,7 @@ import warnings
 import weakref
 from unittest import mock
 
-from blocks import Layer, choices
+from blocks import Layer, choices, force
 from common import DEVICE, runtime, same, stowage, torch
 from stowage import _planned, _step
 from stowage._errors import TooSmall
@@ -217,6 +217,46 @@ class Peaks(unittest.TestCase):
                             model.zero_grad(set_to_none=True)
                             if planned:
                                 self.assertLessEqual(memory.most, size, f"step {i}, {memory.most / size:.3f} of the budget")
+
+    def test_forecasts_that_are_too_high(self):
+        """They say that no plan fits that only recomputes, and the solver finds one among those that may offload. What it leaves is
+        given by what is no longer dropped, whatever the solver says of a higher limit."""
+        torch.manual_seed(1)
+        model, x = Model(Block, 12, 32), torch.randn(16, 16, 32)
+        memory = Allocator(model)
+
+        def step():
+            model(x).square().mean().backward()
+
+        with memory:
+            base = memory.most = memory.allocated()
+            step()
+            model.zero_grad(set_to_none=True)
+            size = int(base + 0.7 * (memory.most - base))
+            memory.reset()
+            with runtime("budget", budget=size, memory=memory) as rt:
+                asked = []
+                force(rt, lambda _: "whole" if len(asked) == 1 else "keep")
+                forced = rt._library.choose
+
+                def choose(request):
+                    if request["offload"]:
+                        asked.append(request["limit"])
+                    return forced(request)
+
+                rt._library.choose = choose
+                rt.attach(model)
+                held = []
+                for i in range(12):
+                    memory.most = 0
+                    with rt.step():
+                        step()
+                    model.zero_grad(set_to_none=True)
+                    if i >= RECORDED:
+                        held.append(memory.most)
+                self.assertLessEqual(max(held), size, [f"{n / size:.3f}" for n in held])
+                self.assertGreater(held[-1], held[0], "nothing of the rest was given")
+                self.assertFalse(rt._planner.keys[""].plan.offloads)
 
     def test_temporaries_that_grow(self):
         """As those of experts do that get more rows: a step that exceeds the budget is noticed at once, settled
