@@ -466,8 +466,8 @@ class Planner:
             known.other, known.stage = (plan, known.limit), "settled"
         settled = known.stage == "settled"
         # If nothing is offloaded where it might be, forecasts are too high: no plan fits that only recomputes.
-        gives = known.stage == "recompute" or known.stage == "offload" and not any(self.ranks.gather(plan.offloads))
-        if gives and any(f.change for f in all) and min(f.change for f in all) >= 0:
+        more = any(f.change for f in all) and min(f.change for f in all) >= 0
+        if more and (known.stage == "recompute" or known.stage == "offload" and not any(self.ranks.gather(plan.offloads))):
             self._refine(key, known, mine)
             return
         if any(f.change for f in all):
@@ -518,7 +518,7 @@ class Planner:
             known.other, known.stage = (known.plan, known.limit), "settled"
 
     def _refine(self, key: str, known: Key, mine: Facts) -> None:
-        """Recomputes less, because a plan held less than the budget, by what is no longer dropped."""
+        """Recomputes less, because a plan held less than the budget, by what is no longer dropped: forecasts may be too high."""
         assert known.plan is not None
         plan: Plan = known.plan
         known.times = []
