@@ -84,7 +84,8 @@ func (b budgetRun) expect(t *testing.T, budget memory.Bytes, pages int) time.Dur
 // that this package does not import.
 func zero[T any](func(T) T) (z T) { return z }
 
-// runBudget trains some steps, and takes the shortest of those behind the decision.
+// runBudget trains some steps, and takes the shortest of those behind the first four. If a busy
+// machine disturbed the recorded ones, the decision comes later, and more steps follow.
 func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 	t.Helper()
 	tr, err := New(c)
@@ -97,7 +98,10 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 		}
 	}()
 	var times []float64
-	for i := range steps {
+	for i := 0; i < steps || slices.Contains(tr.Decisions(), nil); i++ {
+		if i == 2*steps {
+			t.Fatalf("nothing is decided after %d steps", i)
+		}
 		m, err := tr.Step()
 		if err != nil {
 			t.Fatal(err)
@@ -105,11 +109,13 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 		if i > 3 {
 			times = append(times, m.Seconds)
 		}
+		if i == steps-1 {
+			if b.sum, err = tr.Digest(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	for _, d := range tr.Decisions() {
-		if d == nil {
-			t.Fatalf("nothing is decided after %d steps", steps)
-		}
 		b.sets = max(b.sets, d.Forecast.Sets)
 		b.pages, b.host = max(b.pages, d.Forecast.DevicePages), max(b.host, d.Forecast.HostPages+d.Forecast.Spilled)
 	}
@@ -120,10 +126,6 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 	}
 	r := tr.ranks[0]
 	b.profile, b.links = r.rt.Profile(r.key()), r.rt.Links()
-	b.sum, err = tr.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
 	return b
 }
 
