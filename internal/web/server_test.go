@@ -376,6 +376,10 @@ func TestStreamEndsForTalkers(t *testing.T) {
 	if _, err := here.Write(make([]byte, mostUnread)); err != nil {
 		t.Fatal(err)
 	}
-	<-a.Gone()
+	select {
+	case <-a.Gone():
+	case <-time.After(time.Minute):
+		t.Error("the stream goes on")
+	}
 	_ = here.Close()
 }
