@@ -23,9 +23,15 @@ class Unsupported(Exception):
     """A kind that this release of PyTorch or this device does not have."""
 
 
+def keeps(value):
+    """Reports whether an object that is no module keeps tensors of a pass in attributes, as a dispatcher of tokens does."""
+    own = getattr(value, "__dict__", {}) if not isinstance(value, (torch.nn.Module, torch.Tensor, type)) and not callable(value) else {}
+    return any(isinstance(v, torch.Tensor) and not isinstance(v, torch.nn.Parameter) for v in own.values())
+
+
 def twin(module, seen=None):
-    """Returns a module like the given one, with its parameters and buffers, and hooks and
-    child modules of its own."""
+    """Returns a module like the given one, with its parameters and buffers, and hooks, child
+    modules and objects that keep tensors of its own: what one kind leaves must not count against another."""
     seen = {} if seen is None else seen
     if module in seen:
         return seen[module]
@@ -33,6 +39,8 @@ def twin(module, seen=None):
     for name, value in module.__dict__.items():
         if "_hooks" in name or name == "_modules":
             new.__dict__[name] = copy.copy(value)
+        elif keeps(value):
+            new.__dict__[name] = seen.setdefault(id(value), copy.copy(value))
     for name, child in module._modules.items():
         new._modules[name] = None if child is None else twin(child, seen)
     return new
@@ -160,7 +168,7 @@ class Kind:
         self.peak = 0
         self.times, self.error, self.unexpected = [], None, False
         self.probe = None  # time of the step that found the peak, in ms
-        self.against = None  # time of eager in the same turns
+        self.against = None  # the ratio to eager in the same turns
         self.differs = None  # from the gradients of the kind that it is like
         self.target = None  # the peak that it must keep to
         self.tag = ""  # beside its mark in the picture

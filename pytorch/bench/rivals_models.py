@@ -315,11 +315,11 @@ def conv(small, device):
 
 
 def imported(name):
-    """Returns the case of a user's function, given as module:function, which returns a model
-    and a step(model) that returns the loss."""
+    """Returns the case of a user's function, given as module:function, which returns a model, a
+    step(model) that returns the loss and, if they are in more than one list, the names of the blocks."""
     module, _, function = name.partition(":")
-    model, step = getattr(importlib.import_module(module), function)()
-    return Case(model, step, what=f"from {name}")
+    model, step, *blocks = getattr(importlib.import_module(module), function)()
+    return Case(model, step, *blocks, what=f"from {name}")
 
 
 MODELS = {"gpt": gpt, "gpt-wide": gpt_wide, "llama": llama, "mixture": mixture, "vit": vit, "conv": conv}

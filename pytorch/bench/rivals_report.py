@@ -1,17 +1,33 @@
 """The tables of pytorch/bench/torch_rivals.py: a row for each kind, a cell for each target, and what
 the cells sum up to."""
 
+import statistics
+
 MIB = 1 << 20
-NOT_SLOWER, FASTER = 1.005, 0.97
+NOT_SLOWER, FASTER, NOTHING = 1.005, 0.97, 1.01  # ratios: to rivals, and to eager if nothing is moved
+
+
+def paired(ours, theirs):
+    """Returns the median ratio of times within a turn, or None if there are none."""
+    return statistics.median(a / b for a, b in zip(ours, theirs)) if ours and theirs else None
+
+
+def tells(ours, theirs, limits):
+    """Reports whether the ratio of times in turns is on one side of each limit, by twice the standard error of a
+    median. The spread is that of the half in the middle, because a disturbed step may take any time."""
+    ratios = [a / b for a, b in zip(ours, theirs)]
+    quarter, middle, three = statistics.quantiles(ratios, n=4)
+    error = 2 * 1.25 * (three - quarter) / 1.35 / len(ratios) ** 0.5
+    return all(abs(middle - limit) > error for limit in limits)
 
 
 def row(kind, trial):
     """Returns what a kind took, as plain data."""
-    ms, against = kind.median(), kind.against or trial.eager.probe
+    ms = kind.median()
     peak = kind.peak / MIB if kind.peak and kind.error is None else None
     return {
         "kind": kind.name, "family": kind.family, "compiled": kind.compiled, "ours": kind.ours, "exact": kind.exact, "error": kind.error, "unexpected": kind.unexpected,
-        "ms": ms if kind.error is None else None, "in_turns": bool(kind.times), "ratio": ms / against if ms and kind.error is None else None,
+        "ms": ms if kind.error is None else None, "in_turns": bool(kind.times), "ratio": (kind.against or ms / (trial.eager.median() or trial.eager.probe)) if ms and kind.error is None else None,
         "peak_mib": peak, "saved_mib": None if peak is None else trial.eager.peak / MIB - peak,
         "target_mib": None if kind.target is None else kind.target / MIB, "kept": None if kind.target is None or kind.error else kind.peak <= kind.target,
         "like": kind.like, "differs": kind.differs, "gradients": gradients(kind, trial.repeats),
@@ -50,14 +66,20 @@ def decide(cell):
     return cell
 
 
+def against(ours, counts=lambda rival: True):
+    """Returns the fastest rival of a kind of ours, and the ratio to it."""
+    rival = min((r for r in ours["rivals"] if counts(r)), key=lambda r: r["ms"], default=None)
+    return rival, rival and (paired(ours["turns_ms"], rival["turns_ms"]) or ours["ms"] / rival["ms"])
+
+
 def verdict(ours, counts):
     """Compares the best of ours with the fastest rival in the same turns. A ratio of None means
     that one of the two is missing."""
     found = []
     for k in ours:
         if k["fits"] and k["ms"] is not None:
-            rival = min((r for r in k["rivals"] if counts(r)), key=lambda r: r["ms"], default=None)
-            found.append({"stowage": k["kind"], "ms": k["ms"], "rival": rival and rival["kind"], "rival_ms": rival and rival["ms"], "ratio": rival and k["ms"] / rival["ms"]})
+            rival, ratio = against(k, counts)
+            found.append({"stowage": k["kind"], "ms": k["ms"], "rival": rival and rival["kind"], "rival_ms": rival and rival["ms"], "ratio": ratio})
     if found:
         return min(found, key=lambda v: v["ratio"] or 0)
     why = next((k["error"] or "over the target" for k in ours), "not measured")
@@ -140,8 +162,7 @@ def overview(models):
             if r is None or r["error"] is not None:
                 words.append(f"{cell['share']:g} % " + ("not measured" if r is None else "too small" if "too small" in r["error"] else "failed"))
                 continue
-            rivals = [x["ms"] for x in ours["rivals"]]
-            ratio = number(ours["ms"] / min(rivals), "{:.3f}") if rivals and ours["ms"] else f"{number(r['ratio'], '{:.3f}')} of eager, no rival"
+            ratio = number(against(ours)[1], "{:.3f}") if ours["rivals"] and ours["ms"] else f"{number(r['ratio'], '{:.3f}')} of eager, no rival"
             words.append(f"{cell['share']:g} % {ratio}, {'kept' if r['kept'] else 'EXCEEDED'}, {r['gradients'] if r['gradients'] != 'eager differs from itself' else 'varying'}")
         nothing = next((r["ratio"] for r in m["rows"] if r["kind"] == "stowage, nothing moved"), None)
         lines.append(f"{m['model']}: " + "; ".join(words) + (f"; nothing moved {nothing:.3f}" if nothing else ""))

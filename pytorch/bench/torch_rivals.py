@@ -6,7 +6,7 @@ process.
     python3 pytorch/bench/torch_rivals.py --list
     python3 pytorch/bench/torch_rivals.py --model gpt --json gpt.json --svg gpt.svg
     python3 pytorch/bench/torch_rivals.py --model vit conv --quick
-    python3 pytorch/bench/torch_rivals.py --import mine:make     # mine.make() returns (model, step(model) -> loss)
+    python3 pytorch/bench/torch_rivals.py --import mine:make     # mine.make() returns (model, step(model) -> loss[, names of blocks])
     python3 pytorch/bench/torch_rivals.py --small --quick        # on the CPU: does it run? times mean nothing
 
 A step clears the gradients, which stay allocated, and runs the forward and backward passes;
@@ -26,9 +26,9 @@ count:
 Then eager is compared with the plug-in under a budget that holds everything.
 
 All kinds are first run once or twice, which gives their peaks and rough times. The fastest
-ones that fit, or eager if none does, and Stowage then take turns, and a time is the median of its turns. With
---seconds turns go on until the time of a target is over; without, they are fewer if the ratio of Stowage to
-every rival hardly changes from turn to turn. The peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
+ones that fit, or eager if none does, and Stowage then take turns, until the ratio of Stowage to the fastest rival is
+known well enough for a verdict, or there were many; with --seconds, until the time of a target is over. A time is the median
+of its turns. A ratio is the median of the ratios within a turn: a slower clock or a busy host lengthens both. The peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
 highest of all its steps. On the CPU there is no such figure: there it is counted from weights,
 gradients and saved tensors. A cell is a target of a model: Stowage is not slower if it takes at
 most 1.005 of the time of the fastest rival, and 3 % faster at 0.97.
@@ -129,8 +129,8 @@ from rivals_picture import picture
 
 
 ROUNDING = 1 / 16
-ENOUGH, STEADY = 3, 0.01  # turns after which there are no more if ratios change by less
-SECONDS, MOST = 3.0, 4  # turns of short steps go on for so long, or so many times as often
+LEAST, ENOUGH = 3, 6  # turns if there is no time, and those after which a ratio may be known
+MOST = 5  # turns go on until a verdict is known, at most so many times as often
 
 
 def in_turn(kinds, turn):
@@ -140,13 +140,13 @@ def in_turn(kinds, turn):
     return order if turn // len(kinds) % 2 == 0 else order[::-1]
 
 
-def steady(kinds):
-    """Reports whether the ratio of our kind to each of the others hardly changes from turn to turn."""
+def known(kinds, limits):
+    """Reports whether the times of turns tell on which side of the limits the ratio of our kind to each of the others is."""
     ours = next((k for k in kinds if k.ours), None)
-    if ours is None or any(len(k.times) != len(ours.times) for k in kinds if k.error is None):
+    others = [k for k in kinds if k is not ours and k.error is None]
+    if ours is None or any(len(k.times) != len(ours.times) or len(k.times) < ENOUGH for k in [ours, *others]):
         return False
-    ratios = [[a / b for a, b in zip(ours.times, k.times)] for k in kinds if k is not ours and k.error is None]
-    return all(max(r) - min(r) < STEADY for r in ratios if r)
+    return all(report.tells(ours.times, k.times, limits) for k in others)
 
 
 def say(text):
@@ -332,9 +332,9 @@ class Trial:
             kind.peak = 0  # what is saved is still in the same memory
         return kind
 
-    def turns(self, kinds, until, times=1):
-        """Runs kinds in turns for as long as there is time, and if it has no end, so many times more than usual; the first
-        turn does not count. Rivals have their peaks from before, when no runtime was open."""
+    def turns(self, kinds, until, times=1, limits=(report.FASTER, report.NOT_SLOWER)):
+        """Runs kinds in turns until it is known on which side of the limits our kind is, for as long as there is time, and if it has
+        no end, so many times more than usual at most; the first turn does not count. Rivals have their peaks from before, when no runtime was open."""
         began = time.perf_counter()
         peaks = {k: k.peak for k in kinds if not k.ours}
         for k in kinds:
@@ -352,24 +352,21 @@ class Trial:
                         k.tried(lambda: self.compare(k))
                 k.leave()
             now = time.perf_counter()
-            if until < float("inf"):
-                over = now + (now - began) / (turn + 1) > until  # when another turn would end
-                done = turn >= min(ENOUGH, ARGS.steps) and (over or any(k.ours and k.error is not None for k in kinds))
-            else:
-                enough = turn >= times * ARGS.steps and now > began + SECONDS or turn >= max(times, MOST) * ARGS.steps
-                done = enough or turn >= ENOUGH * min(times, 2) and steady(kinds)
+            over = now + (now - began) / (turn + 1) > until if until < float("inf") else turn >= MOST * times * ARGS.steps  # when another turn would end
+            failed = any(k.ours and k.error is not None for k in kinds)
+            done = turn >= min(LEAST, ARGS.steps) and (over or failed or known(kinds, limits))
             if done:
                 break
         for k in kinds:
-            k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)
+            k.against, k.peak = report.paired(k.times, self.eager.times) if self.eager in kinds else None, peaks.get(k, k.peak)
             k.rest()
 
-    def measure_ours(self, kind, others, until, turns=1):
+    def measure_ours(self, kind, others, until, *turns):
         """Measures Stowage in turns with others, until about then. Returns its time and theirs."""
         begin = time.perf_counter()
         kind.tried(lambda: kind.settle(ARGS.settle, until))
         settled = time.perf_counter()
-        self.turns([*others, kind], until, turns)
+        self.turns([*others, kind], until, *turns)
         kind.tried(kind.count)
         kind.close()
         kind.seconds = settled - begin, time.perf_counter() - settled
@@ -380,8 +377,8 @@ class Trial:
 
     def nothing_moved(self, until):
         kind = self.stowed("stowage, nothing moved", "1TiB")
-        self.measure_ours(kind, [self.eager], until, turns=4)  # a difference of one in a hundred
-        say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}; {report.effort(kind)}")
+        self.measure_ours(kind, [self.eager], until, 3, [report.NOTHING])
+        say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.against:.3f} of eager'}; {report.effort(kind)}")
         return kind
 
     def measure_target(self, share, target, found, until):
