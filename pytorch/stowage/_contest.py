@@ -44,6 +44,16 @@ class Contest:
         self._plans[self._turn % len(self._plans)][1].append(seconds)
         self._turn += 1
 
+    @property
+    def first(self) -> bool:
+        """Whether the plan of now has its first turn."""
+        return not self._plans[self._turn % len(self._plans)][1]
+
+    def change(self, plan: Plan) -> None:
+        """Puts another plan in the place of the plan of now."""
+        at = self._turn % len(self._plans)
+        self._plans[at] = plan, self._plans[at][1]
+
     def drop(self) -> None:
         """Takes the plan of now out, because it held too much, unless it is the last."""
         if len(self._plans) > 1:
@@ -77,9 +87,7 @@ def contenders(known: Key, plan: Plan, choose: Choose, seconds: float) -> List[P
     for m in more:
         m.retime(passes, cheap)
     found: List[Tuple[int, Measured, Plan]] = []
-    limit, own = known.total, known.division(plan)
-    if own is not None:  # it may count more, and be known to hold less
-        limit = max(limit, own.most_counted(plan.choices))
+    limit = known.total
     hooks = [dict(m._hooks) for m in known.measured]
     for m in [*known.measured, *more]:
         m.count_hooks()

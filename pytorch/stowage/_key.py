@@ -95,12 +95,16 @@ class Key:
         if not plan.choices or self.other is not None or not measures or self.stage == "contest":
             return 0
         if self.steps < REFINED and peak < size - slack - slack // 4:
-            room = max(size - peak - slack - self.over, 0)
+            room = max(self.left(size, peak), 0)
             return room if self.stage == "recompute" else max(min(room // 2, max(self.flat, self.kept) - size // LATE - self.limit), 0)
         steady = peak == self.before and not self.over and any(c.budget for c in plan.choices.values())
         if self.stage == "recompute" and self.steps > REFINED and steady and not self.squeezed:
             return size - peak
         return 0
+
+    def left(self, size: int, peak: int) -> int:
+        """Returns what a step left of a budget, without a part for steps that differ."""
+        return size - peak - size // SLACK - self.over
 
     def fits(self, less: int, units: Mapping[str, Tuple[Optional[bool], Optional[bool]]]) -> FrozenSet[Tuple[str, int, str]]:
         """Returns the second passes for which there was room in the recorded step, and is if there is so much less now."""

@@ -526,12 +526,9 @@ class Planner:
         known.squeezed = known.squeezed or squeezed
 
         def less() -> Plan:
-            m = known.division(plan)
             known.retime()
-            if m is None:
-                return plan
-            relaxed = m.relaxed(plan, mine.change)
-            return m.mixed(relaxed, min(m.most_counted(plan.choices) + mine.change, self._budget.size - known.base)) if squeezed else relaxed
+            relaxed, m = self._less(known, plan, mine.change), known.division(plan)
+            return m.mixed(relaxed, min(m.most_counted(plan.choices) + mine.change, self._budget.size - known.base)) if squeezed and m is not None else relaxed
 
         solved = self._attempt(less)
         if any(self.ranks.gather(solved[0] is not plan)):
@@ -539,6 +536,12 @@ class Planner:
             known.steps += 1
         else:
             known.steps = REFINED
+
+    @staticmethod
+    def _less(known: Key, plan: Plan, room: int) -> Plan:
+        """Returns a plan that recomputes less than one which left so many bytes, or that one."""
+        m = known.division(plan)
+        return plan if m is None else m.relaxed(plan, room)
 
     def _plan_again(self, key: str, known: Key, plan: Plan, seconds: float) -> bool:
         """Follows another plan that only recomputes, if the times of steps under a plan make it faster than
@@ -563,6 +566,9 @@ class Planner:
             contest.drop()
             known.over = contest.exceeded  # later plans need not leave what this one held
         else:
+            if contest.first:  # which does not count: forecasts may be too high
+                less, _ = self._attempt(lambda: self._less(known, contest.now, max(known.left(self._budget.size, known.peak), 0)))
+                contest.change(less or contest.now)
             contest.note(seconds)
         if contest.over:
             known.stage, known.times = "recompute", []

@@ -11,8 +11,8 @@ from common import same
 from stowage import _contest, _plan, _planned
 from stowage._contest import FAR, PLANS, TURNS, Contest, contenders, divided
 from stowage._errors import TooSmall
-from stowage._key import NEAR, Key
-from stowage._plan import Plan
+from stowage._key import NEAR, SLACK, Key
+from stowage._plan import Measured, Plan
 from stowage._planned import TIMED
 
 
@@ -211,12 +211,13 @@ class Contenders(Case):
             self.assertEqual([(n, known.total) for n in (1, 2, 3)], asked)
 
     def test_limit(self):
-        """A plan that was relaxed by its measured peak may count more than the limit that plans are made for: others may, too."""
+        """A plan that was relaxed by its measured peak may count more than the limit that plans are made for: others may not, of which
+        nobody knows that they hold less."""
         for count in (10, 1 << 40):
             with self.found([0.1, 0.1, 0.1, 0.1, 0.1]) as (known, plan, find, asked), mock.patch.object(_contest.Measured, "most_counted", lambda *_: count):
                 known.division = lambda p: known.measured[0] if p is plan else None
                 find()
-                self.assertEqual({max(count, known.total)}, {limit for limit, _, _ in asked})
+                self.assertEqual({known.total}, {limit for limit, _, _ in asked})
 
     def test_hooks_count_for_good_if_the_device_was_idle(self):
         for idle in (False, True):
@@ -261,7 +262,7 @@ class Stages(Case):
             plans = [plan_of(measured[0], {u: measured[0]._again_whole(u) for u in blocks[: n + 1]}) for n in range(3)]
             known.plan, known.stage, known.steps, known.retimed = plans[0], "recompute", 0, False
             rt._planner._rewrap()
-            with mock.patch.object(_planned, "contenders", lambda *_: plans), mock.patch.object(rt._planner, "_try_offload", lambda key, k, plan, mine: setattr(k, "stage", "settled")):
+            with mock.patch.object(_planned, "contenders", lambda *_: plans), mock.patch.object(rt._planner, "_try_offload", lambda key, k, plan, mine: setattr(k, "stage", "settled")), mock.patch.object(Measured, "relaxed", lambda m, plan, room: plan):
                 yield model, rt, known, plans
 
     def test_the_fastest_stays(self):
@@ -273,6 +274,24 @@ class Stages(Case):
                 self.assertIs(plans[fastest], known.plan)
                 after = stages[len(stages) - stages[::-1].index("contest") :]
                 self.assertEqual({"recompute"}, set(after))
+
+    def test_what_first_turns_leave(self):
+        """It is given to their plans, which take turns from then on as they are, and one that cannot be changed stays as it is."""
+        with self.three() as (model, rt, known, plans):
+            less, rooms = [plan_of(known.measured[0], p.choices) for p in plans[:2]], []
+
+            def relaxed(m, plan, room):
+                rooms.append((room, rt._planner._budget.size - known.peak))
+                if plan is plans[2]:
+                    raise TooSmall("no plan")
+                return less[plans.index(plan)]
+
+            with mock.patch.object(Measured, "relaxed", relaxed):
+                stages, followed = self.steps(model, rt, lambda plan: 1.0 if plan is less[1] else 2.0)
+            turns = [p for p, stage in zip(followed, stages) if stage == "contest"]
+            self.assertEqual([*plans, *[*less, plans[2]] * (TURNS - 1)], turns)
+            self.assertIs(less[1], known.plan)
+            self.assertEqual([left - rt._planner._budget.size // SLACK for _, left in rooms[:3]], [room for room, _ in rooms[:3]])
 
     def test_those_over_the_budget_leave(self):
         with self.three() as (model, rt, known, plans):
