@@ -17,10 +17,11 @@ import contextlib
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.utils.checkpoint  # which PyTorch does not import by itself
+from torch.utils import _pytree
 
 from ._before import Before, Numbers, known
 from ._bits import seed
@@ -390,6 +391,22 @@ def _factors(make: Any, made: Made) -> List[Small]:
     return [small for arg in make.args for small in _factors(arg, made)]
 
 
+def nodes_of(make: Any) -> List[Any]:
+    """Returns the nodes that a maker asks for what autograd saved."""
+    if isinstance(make, functools.partial):
+        return [node for arg in make.args for node in nodes_of(arg)]
+    return [make] if hasattr(make, "next_functions") else []
+
+
+def made_by(out: Any) -> Iterator[Any]:
+    """Yields the nodes that made what a call returns, and that may be repeated."""
+    for x in _pytree.tree_flatten(out)[0]:
+        if isinstance(x, torch.Tensor):
+            node = (x._base if x._is_view() else x).grad_fn
+            if node is not None and node.name() in _known:
+                yield node
+
+
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
@@ -434,6 +451,9 @@ class Keeps:
         return kind in self.refused or kind in self.kept or str(kind).endswith(WRITTEN) and kind not in self.refused.tried
 
 
+# Marks nodes that made results of calls that are recomputed as a whole: to repeat them would recompute the call too early.
+RECOMPUTED = "stowage recomputes"
+
 # What is needed to make a tensor again: its kind, and a function that does it.
 Maker = Tuple[str, Callable[[], torch.Tensor]]
 
@@ -453,6 +473,8 @@ def maker(node: Any, made: Made, depth: int = 0) -> Optional[Maker]:
     if node in made:
         small = made[node]
         return None if small is None else (small.kind, small.output)
+    if RECOMPUTED in node.metadata:
+        return None
     name = node.name()
     if name == "MulBackward0":
         if len(node.next_functions) != 2 or any(f is None for f, _ in node.next_functions):
@@ -563,7 +585,8 @@ class Lean:
         after_kept = before is None and self.made.get(x.grad_fn, module) is None and module in by_result  # it is of that kind, too
         numbers = known(module)
         if after_kept or before is None and type(module).__name__ in self.refused or numbers is None:
-            with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
+            memory = storage_of(x)._cdata
+            with hooks(lambda t: (self if storage_of(t)._cdata == memory else self.holder).pack(t), self.unpack):  # its operators are kept, too
                 y = forward(x)
             if type(y) is torch.Tensor and y.grad_fn is not None:
                 self.made[y.grad_fn] = None

@@ -37,6 +37,9 @@ FIRST_SHARE = 2
 # other plan.
 MARGIN = 256
 
+# The library counts storages in multiples of so many bytes.
+ALIGN = 256
+
 # So many different bases are remembered for a key.
 BASES = 8
 
@@ -202,7 +205,7 @@ class Budget:
 
     def saved(self, id: int, bytes: int) -> None:
         """Notes that a group saves a storage. Only measured steps call it."""
-        entry = self._groups.setdefault(id, [0, bytes])
+        entry = self._groups.setdefault(id, [0, -(-bytes // ALIGN) * ALIGN])
         if not entry[0]:
             self._all += entry[1]
         entry[0] += 1

@@ -9,7 +9,7 @@ import torch
 from ._again import Small, by_result, overwrites, recipe, source
 from ._before import know
 from ._contents import Contents
-from ._record import storage_of, version_of
+from ._record import is_dense, storage_of, version_of
 from ._surroundings import Draws, Random, in_checkpoint
 from ._units import Attributes, counting, only_counts
 
@@ -52,10 +52,13 @@ class Recorded:
                     if found is not None:
                         small.before, small.kind = found, found.kind
                         for e in call.entries[first:]:
-                            e.kind = found.kind if e.small is small else e.kind
+                            if e.small is small:
+                                e.kind, e.sources = found.kind, call.profile.sources(found)
                 if found is None:
                     call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
+            if type(y) is torch.Tensor and is_dense(y):
+                call.results.append((call.profile.number(storage_of(y)), storage_of(y).nbytes(), small.kind))
             know(module)
             call.made[y.grad_fn], small.version = small, version_of(y)
             call.smalls.append(small)

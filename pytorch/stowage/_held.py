@@ -58,7 +58,7 @@ class Held(Blocks):
             elif kind == "save" and what in self.parts:
                 running.remove(what)
                 part, c = self.parts[what], choices.get(what.unit, KEEP)
-                dropped += part.dropped(c) + part.light * c.whole + part.extra * perhaps
+                dropped += self.dropped(part, choices) + part.light * c.whole + part.extra * perhaps
                 cached += part.cast(c).passes
             elif kind == "give":
                 cached = 0  # the backward pass began
@@ -66,12 +66,13 @@ class Held(Blocks):
                 cached, call = 0, self._top(what)
                 if call in self.parts and call not in begun:
                     begun.add(call)
-                    part, c, more = self.parts[call], choices.get(call.unit, KEEP), 0
+                    part, c = self.parts[call], choices.get(call.unit, KEEP)
+                    more = part.beside(c)
                     if c.whole:
                         peak, left = again(call)
                         yield p.held_then[i] - dropped + peak, call.unit
                         more = max(left - part.dropped(c) - part.light, 0)
-                    dropped -= part.dropped(c) + part.light * c.whole + part.extra * perhaps
+                    dropped -= self.dropped(part, choices) + part.light * c.whole + part.extra * perhaps
             need = needs[i + 1]
             for call in running:
                 if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept
@@ -93,13 +94,13 @@ class Held(Blocks):
                 now += self._profile.bytes[what] * (1 if kind == "take" else -1)
             elif kind == "save" and what in self.parts:
                 part = self.parts[what]
-                now += part.lean + part.rest + part.inputs - part.dropped(choices.get(part.unit, KEEP))
+                now += part.lean + part.rest + part.inputs - self.dropped(part, choices)
             elif kind == "load":
                 call = self._top(what)
                 if call in self.parts and call not in begun:
                     begun.add(call)
                     if open is not None:
                         now -= self.parts[open].lean + self.parts[open].rest + self.parts[open].inputs
-                    now, open = now + self.parts[call].dropped(choices.get(call.unit, KEEP)), call
+                    now, open = now + self.dropped(self.parts[call], choices), call
             most = max(most, now)
         return most

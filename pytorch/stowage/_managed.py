@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 
 from . import _units
-from ._again import Keeps, Lean, Refused, Whole, hooks, state
+from ._again import RECOMPUTED, Keeps, Lean, Refused, Whole, hooks, made_by, state
 from ._attach import listed
 from ._clock import Clock
 from ._compiled import in_compiled, with_budget
@@ -274,6 +274,7 @@ class Following:
     def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Optional[Refused] = None, passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
         self.calls: List[weakref.ref[Any]] = []  # which are open
+        self.leans = any(c.lean for c in plan.choices.values())
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, Refused() if refused is None else refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -328,6 +329,9 @@ class Following:
         finally:
             state.lean, state.whole = before
         call.end()
+        if self.leans:
+            for node in made_by(out):
+                node.metadata[RECOMPUTED] = True
         return out
 
     def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -84,6 +84,10 @@ class Part(NamedTuple):
     light: int = 0  # bytes of those that are dropped if all of it is recomputed
     smaller: Mapping[float, int] = types.MappingProxyType({})  # bytes that a compiled block no longer saves, by the budget that it is compiled again with
     extra: int = 0  # bytes that perhaps only the recorded step held, to try second passes: inputs that nobody saves
+    most: int = 0  # bytes that recomputing all of it frees at most
+    gross: Mapping[str, int] = types.MappingProxyType({})  # bytes of cheap parts by kind, without what is held in their place
+    passing: Mapping[str, Tuple[int, int]] = types.MappingProxyType({})  # bytes that cheap parts of a kind hold while they are made again: all results that nobody saves, and the most of all else
+    others: Tuple[Tuple[str, int, FrozenSet[Unit]], ...] = ()  # cheap parts that are made again from what other units save, which they stay with if these are recomputed
 
     def dropped(self, c: Choice) -> int:
         """Returns the bytes that do not stay."""
@@ -92,6 +96,25 @@ class Part(NamedTuple):
         if c.budget:
             return self.smaller.get(c.budget, 0)
         return self.lean - sum(self.kinds.get(kind, 0) for kind in c.kept) if c.lean else 0
+
+    def back(self, c: Choice, to: Choice) -> int:
+        """Returns by how much a call may hold more with another choice. What is dropped is counted as little as it may
+        be: what comes back is as much as it may be, of which only the rest of what the other drops is taken."""
+        perhaps = sum(n for kind, n, _ in self.others if to.lean and kind not in to.kept)  # other units may be recomputed
+        less = max(self.dropped(to) - perhaps, 0) + self.little * to.whole
+        if c.whole:
+            return self.most + self.little - (self.tail if c.first else 0) - less
+        if not c.lean or c.budget or to.budget:
+            return self.dropped(c) - less
+        stay = to.kept if to.lean else self.gross.keys()
+        return sum(n for kind, n in self.gross.items() if kind in stay - c.kept)  # what is dropped instead is there in its backward pass
+
+    def beside(self, c: Choice) -> int:
+        """Returns the bytes that a backward pass holds at most beside what comes back."""
+        if not c.lean or c.budget:
+            return 0
+        of = [both for kind, both in self.passing.items() if kind not in c.kept]
+        return sum(results for results, _ in of) + max((most for _, most in of), default=0)
 
     def cast(self, c: Choice) -> Cast:
         """Returns what is not moved, and is no part of what a call is counted to keep or to move."""
@@ -358,6 +381,7 @@ class Blocks:
         kinds: Dict[int, str] = {}
         held: Dict[int, Tuple[int, Set[str]]] = {}
         little: Dict[int, int] = {}
+        sources: Dict[int, Set[Unit]] = {}
         can, fine = self._can_lean(mine), self._divides(call.unit)
         for c in mine:
             for s, (n, needing) in c.held.items():
@@ -368,12 +392,17 @@ class Blocks:
                     sort = e.kind if fine or e.small is not None else e.around
                     cheap = can and (e.small is not None or e.recipe is not None and sort != "") and not (fine and e.outer) and kinds.setdefault(e.storage, sort) == sort
                     lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
+                    sources.setdefault(e.storage, set()).update(of.unit for of in e.sources if of not in mine)
         # What another call saves or is given stays, too.
         others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
+        cast = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only}
+        if p.casts_stay:
+            others |= cast
         droppable = {s for s, only in lean_only.items() if only and s not in held and s not in others}
         by_kind: Dict[str, int] = collections.defaultdict(int)
         for s in droppable:
             by_kind[kinds[s]] += p.bytes[s]
+        gross = dict(by_kind)
         # An input that nobody saves is held in place of what is dropped.
         for n, needing in (of for s, of in held.items() if s not in p.first):
             for kind in needing & set(by_kind):
@@ -385,7 +414,7 @@ class Blocks:
         stay = {s: n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine)}
         stay.update({s: p.bytes[s] for s in others})
         inputs = min(sum(stay.values()), rest)
-        cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
+        cached = cast - stay.keys()
         rest -= inputs
         smaller: Dict[float, int] = {}
         if call.unit.compiled:  # which has no cheap parts of its own
@@ -393,10 +422,30 @@ class Blocks:
             smaller = {b: min(self._drops[b].get(alike, int(of[call.unit.kind][0] * rest)), rest) for b, of in self._smaller.items() if call.unit.kind in of and call.unit.whole is not False}
             lean = smaller.get(self._budget, 0)
             rest -= lean
-            by_kind = {"": lean}
+            by_kind = gross = {"": lean}
+        most = sum(p.bytes[s] for s in lean_only if s not in call.inputs)
         fixed = sum(p.bytes[s] for s in lean_only if s in p.fixed)
-        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()), self._light(call), smaller, self._extra(call, mine))
+        passing: Dict[str, Tuple[int, int]] = {}
+        for s, n, kind in (result for c in mine for result in c.results if can):
+            results, other = passing.get(kind, (0, 0))
+            passing[kind] = results + n * (s not in p.first and s not in p.little), other
+        times = collections.Counter(e.storage for c in mine for e in c.entries)  # what is saved twice is made twice, perhaps for one operator
+        for e in (e for c in mine for e in c.entries if can):
+            for kind in {e.kind, e.around} - {""}:
+                results, other = passing.get(kind, (0, 0))
+                passing[kind] = results, max(other, e.passing + (times[e.storage] > 1) * e.bytes)
+        away = tuple((kinds[s], p.bytes[s], frozenset(sources[s])) for s in sorted(droppable) if sources[s])
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()), self._light(call), smaller, self._extra(call, mine), most, gross, passing, away)
         return part, {s: p.bytes[s] for s in lean_only if s not in stay}
+
+    @staticmethod
+    def dropped(part: Part, choices: Mapping[Unit, Choice]) -> int:
+        """Returns the bytes of a call that do not stay with the choices for all units."""
+        c = choices.get(part.unit, KEEP)
+        if not (part.others and c.lean):
+            return part.dropped(c)
+        stay = sum(n for kind, n, units in part.others if kind not in c.kept and any(choices.get(u, KEEP).whole for u in units))
+        return max(part.dropped(c) - stay, 0)
 
     @staticmethod
     def _inside(user: Optional[Call], mine: List[Call]) -> bool:

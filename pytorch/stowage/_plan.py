@@ -15,7 +15,7 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Map
 from ._again import STOPS
 from ._errors import TooSmall, forget
 from ._held import Held
-from ._measured import CAST, KEEP, Cast, Choice
+from ._measured import CAST, KEEP, Cast, Choice, Part
 from ._profile import Call, Profile, Unit
 
 
@@ -186,7 +186,7 @@ class Measured(Held):
 
     def relaxed(self, plan: Plan, room: int) -> Plan:
         """Returns a plan that recomputes less than one which left so many bytes unused, or that
-        one. A step holds no more than before and what is no longer dropped: a block that is kept
+        one. A step holds no more than before and what may no longer be dropped: a block that is kept
         holds no more than its second pass did."""
         calls = collections.Counter(part.unit for part in self.parts.values())
         choices = dict(plan.choices)
@@ -206,17 +206,18 @@ class Measured(Held):
                     continue  # another rank recomputes it, and its parts count on their own here
                 for to in options(u, c):
                     took = (self._took_again(u, c) - self._took_again(u, to)) * calls[u]
-                    more = max(a - b for a, b in zip(dropped[u, c], dropped[u, to]))
-                    if took > 0 and more <= room:
+                    if took <= 0:
+                        continue
+                    if (u, c, to) not in back:
+                        back[u, c, to] = self._back(parts[u], c, to)
+                    more = back[u, c, to]
+                    if more <= room:
                         yield took / max(more, 1), more, u, to
 
-        # In backward passes, and while the forward pass runs: autocast keeps what it cast until then.
-        dropped: Dict[Tuple[Unit, Choice], Tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
+        back: Dict[Tuple[Unit, Choice, Choice], int] = {}
+        parts: Dict[Unit, List[Part]] = {}
         for part in self.parts.values():
-            c = choices.get(part.unit, KEEP)
-            for to in {c, *options(part.unit, c)}:
-                n, (later, now) = part.dropped(to) + part.little * to.whole, dropped[part.unit, to]
-                dropped[part.unit, to] = later + n, now + n - part.cast(to).passes
+            parts.setdefault(part.unit, []).append(part)
         while True:
             found = max(gains(), key=lambda gain: gain[:2], default=None)
             if found is None:
@@ -226,6 +227,15 @@ class Measured(Held):
         choices = {u: c for u, c in choices.items() if c != KEEP}
         less = self.again(plan.choices) - self.again(choices)
         return self._changed(plan, choices, less) if less > 0 else plan
+
+    @staticmethod
+    def _back(calls: Sequence[Part], c: Choice, to: Choice) -> int:
+        """Returns by how much calls may hold more with another choice: in backward passes of other calls or, where
+        a second pass has everything at once, in their own, or while the forward pass runs, because autocast keeps
+        what it cast until then."""
+        more = [part.back(c, to) for part in calls]
+        own = [part.beside(to) - part.beside(c) - n * c.whole for n, part in zip(more, calls)]
+        return sum(more) + max(0, *own, sum(part.cast(to).passes - part.cast(c).passes for part in calls))
 
     def spared(self, plan: Plan, limit: int) -> Plan:
         """Returns a plan that casts weights again in as few blocks as hold no more than a limit: autocast keeps
@@ -371,7 +381,7 @@ class Measured(Held):
 
     def _changed(self, plan: Plan, choices: Dict[Unit, Choice], less: int) -> Plan:
         """Returns a plan with other choices, which takes less time."""
-        more = sum(part.dropped(plan.choices.get(part.unit, KEEP)) - part.dropped(choices.get(part.unit, KEEP)) for part in self.parts.values())
+        more = sum(self.dropped(part, plan.choices) - self.dropped(part, choices) for part in self.parts.values())
         answer = {**plan.answer, "again_ns": self.again(choices), "step_ns": max(plan.answer["step_ns"] - less, 1), "peak": plan.answer["peak"] + more}
         new = Plan(choices, {}, {}, {}, answer)
         self.count(new)
@@ -438,7 +448,7 @@ class Measured(Held):
         plan.cast.clear()
         for part in self.parts.values():
             u, c = part.unit, plan.choices.get(part.unit, KEEP)
-            plan.saved[u] = max(plan.saved.get(u, 0), part.inputs + part.rest + part.lean - part.dropped(c))
+            plan.saved[u] = max(plan.saved.get(u, 0), part.inputs + part.rest + part.lean - self.dropped(part, plan.choices))
             plan.again[u] = max(plan.again.get(u, 0), part.dropped(c))
             before, cast = plan.cast.get(u, Cast()), part.cast(c)
             plan.cast[u] = Cast(max(before.stays, cast.stays), max(before.passes, cast.passes))
@@ -550,6 +560,6 @@ def agree(plan: Plan, divisions: Sequence[Measured], units: Iterable[Unit], whol
     for m in divisions:
         if m.made(plan):
             m.count(plan)
-            less = sum(part.dropped(plan.choices.get(part.unit, KEEP)) - part.dropped(before.get(part.unit, KEEP)) for part in m.parts.values())
+            less = sum(m.dropped(part, plan.choices) - m.dropped(part, before) for part in m.parts.values())
             plan.answer["peak"] = max(plan.answer["peak"] - less, 0)
             return

@@ -8,6 +8,7 @@ kept; so must every cheap part. What does not is never recomputed.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -16,13 +17,14 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Made, Refused, Small, cast_weight, collect, hooks, recipe, state
+from ._again import Made, Recipe, Refused, Small, cast_weight, collect, hooks, made_by, nodes_of, recipe, state
 from ._before import Before
 from ._bits import equal, near, same, seed
 from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._contents import Contents
+from ._errors import Error
 from ._hooks import Hooks, Saved
 from ._inputs import IN_PLACE, Holder, Inputs
 from ._record import Handle, Kept, Weak, is_dense, is_held, storage_of, version_of
@@ -31,6 +33,10 @@ from ._sparing import check_sparingly
 from ._step import Ticket, first_made, in_backward
 from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again, named_generators
 from ._units import Attributes, Buffers, Places, helpers, means, modules, remember
+
+
+# Marks nodes that made results of calls with these calls.
+MADE_BY = "stowage made by"
 
 
 class Unit:
@@ -70,7 +76,7 @@ class Unit:
 class Entry:
     """One tensor that autograd saved in a call."""
 
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "around", "outer")
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "around", "outer", "sources", "passing")
 
     def __init__(self, saved: Saved) -> None:
         self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
@@ -81,6 +87,8 @@ class Entry:
         self.kind = ""  # of a cheap tensor, as in Recipe
         self.around = ""  # the same if the block around the part is one unit: a norm of the block may make it
         self.outer = False  # it is made again from what the block around the part has
+        self.passing = 0  # bytes that making it again holds beside it
+        self.sources: List[Call] = []  # other calls, with those around them, that it is made again from what they save
 
     def value(self) -> torch.Tensor:
         """Makes a cheap tensor again."""
@@ -100,6 +108,7 @@ class Call:
         self.smalls: List[Small] = []
         self.made: Made = {}
         self.small: Optional[Small] = None  # the cheap module that is running
+        self.results: List[Tuple[int, int, str]] = []  # what cheap modules return: storages, their bytes, and the kinds of these
         self.held: Dict[int, Tuple[int, Set[str]]] = {}  # storages that cheap modules need as inputs: their bytes, and the kinds of these
         self.fixed = 0  # bytes that are never moved, of which the library is told as a reservation
         self.ticket: Optional[int] = None  # of that
@@ -133,12 +142,11 @@ class Call:
             small = self.small
             if entry.storage in p.weights or t.is_leaf and t.requires_grad:
                 entry.bytes = 0
-            elif small is not None:
-                x = small.x
-                if (small.before is not None or x is None or storage_of(x)._cdata != entry.storage) and entry.bytes >= p.least:
-                    entry.small, entry.place, entry.kind = small, small.last, small.kind
+            elif small is not None and (small.before is not None or small.x is None or storage_of(small.x)._cdata != entry.storage):
+                if entry.bytes >= p.least:
+                    entry.small, entry.place, entry.kind, entry.sources = small, small.last, small.kind, p.sources(small.before)
                     small.dropped.append(small.last)
-            elif entry.bytes >= p.least and not self.unit.compiled:
+            elif entry.bytes >= p.least and not self.unit.compiled:  # the input of a cheap module, too, is dropped like what others save
                 entry.recipe = recipe(t, self.made, p.refused)
                 if entry.recipe is None and self.parent is not None:
                     entry.recipe = recipe(t, self.made_around(), p.refused)
@@ -146,6 +154,7 @@ class Call:
                 entry.kind = entry.recipe.kind if entry.recipe is not None else ""
                 around = recipe(t, self.made_around(), p.refused) if self.parent is not None else entry.recipe
                 entry.around = around.kind if around is not None else ""
+                entry.sources = p.sources(entry.recipe)
                 entry.cached = self.caches and cast_weight(t) is not None
             elif entry.bytes < p.least:
                 entry.cached = self.caches and cast_weight(t) is not None
@@ -228,6 +237,7 @@ class Profile:
         self.made: List[Hooks] = []
         self.last: Optional[Call] = None  # whose backward pass began
         self.backward = -1  # and in which pass
+        self.casts_stay = False  # autocast is on in backward passes, and keeps what it cast
         self.rewritten: Set[Unit] = set()  # whose buffers were written between the passes of a call
         self.count: Dict[Unit, int] = {}
         self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
@@ -354,6 +364,8 @@ class Profile:
         call.given = [(weakref.ref(x), version) for x, version in zip(tensors, versions)]
         call.weights = [(p, version_of(p)) for m in inside for p in m._parameters.values() if p is not None]
         self.calls.append(call)
+        for node in made_by(out):
+            node.metadata.setdefault(MADE_BY, []).append(weakref.ref(call))
         if call.fixed:
             number = call.ticket = self.step.reserve(call.fixed)
             held, first = Ticket(self.step, [number]), first_made(out)
@@ -361,6 +373,11 @@ class Profile:
                 first.register_hook(lambda _, held=held: None)
         self.note("save", call, self.step.mark())
         return out
+
+    def sources(self, recipe: Optional[Recipe]) -> List[Call]:
+        """Returns the calls, of those that are over, that a tensor is made again from what they save."""
+        marks = [weak() for node in nodes_of(recipe.make) for weak in node.metadata.get(MADE_BY, ())] if recipe is not None else []
+        return [call for call in marks if call is not None and call.profile is self]
 
     def note(self, kind: str, what: Any, mark: int) -> None:
         self.ops.append((kind, what, self.now))
@@ -396,6 +413,8 @@ class Profile:
         held, s = h
         if s and s not in self.returned:
             self.returned.add(s)
+            with contextlib.suppress(Error):  # of a runtime that was closed
+                self.budget.mark()  # what autocast keeps is there until the backward pass begins
             self.note("give", s, self.budget.readings)
         return self.holder.unpack(held)
 
@@ -411,6 +430,7 @@ class Profile:
             # Nothing tells of the last call of a pass, which is as the one before.
             call.unit.retained |= self.last.unit.retained and self.backward == in_backward()
         call.was_loaded, self.last, self.backward = True, call, in_backward()
+        self.casts_stay |= call.caches and Surroundings().caches()
         call.loaded = self.now = self.clock.stamp()
         self.step.begin_backward(call.ticket, 0)
         self.pause()
@@ -570,7 +590,9 @@ class Profile:
         good, got = True, []  # type: bool, List[Optional[torch.Tensor]]
         for _, e in cheap:
             try:
-                got.append(e.value())
+                t, most, left = self.budget.second_pass(e.value)
+                got.append(t)
+                e.passing = max(most - left, 0)
             except OutOfMemory:
                 raise
             except Exception as x:

@@ -429,23 +429,23 @@ class Alone(unittest.TestCase):
             b.before_call()
             memory.hold(-other)
             for id in saved:
-                b.saved(id, 10000)
+                b.saved(id, 10240)
             b.released(released)
             b.after_call()
 
         call(0, 1)
         call(500, 1, 2)  # the first again
         call(600, 3)
-        call(700)  # with 30000 saved: 1000 + 700 leave 23900
+        call(700)  # with 30720 saved: 1000 + 700 leave 23900
         call(8000, released=[1])
-        call(8000, released=[1])  # with 30000, since another group needs the first
-        call(9000, released=[2])  # with 20000: 15600
-        call(24000, released=[3])  # with 10000: 600
+        call(8000, released=[1])  # with 30720, since another group needs the first
+        call(9000, released=[2])  # with 20480: 15600
+        call(24000, released=[3])  # with 10240: 600
         call(24500)  # with nothing
         b.end()
         self.assertEqual(25500, b.other)
         self.assertEqual(600 - 100, library.limits[-1])
-        self.assertEqual([(24500, 0), (24000, 10000), (9000, 20000), (8000, 30000)], b._extra.needs)
+        self.assertEqual([(24500, 0), (24000, 10240), (9000, 20480), (8000, 30720)], b._extra.needs)
 
     def test_the_limit_is_kept_as_long_as_it_fits(self):
         library, memory = Fake(), Allocator(1000)

@@ -54,7 +54,7 @@ class Made:
         self.stamps, self.last = [0.0], 0
         p = self.profile = types.SimpleNamespace(
             calls=[], ops=[], marks=[], needs=[], held_then={}, again={}, holding={}, dropping={}, held_before={}, lean_times={}, whole_times={}, saves={}, kinds={}, first={}, bytes={},
-            little={}, shared=set(), fixed={}, weights={900, 901}, least=LEAST, smaller={b: {} for b in (0.5, 0.25)} if seed % 3 == 1 else {}, not_smaller={}, clock=types.SimpleNamespace(read=lambda: self.stamps),
+            little={}, casts_stay=seed % 5 == 2, shared=set(), fixed={}, weights={900, 901}, least=LEAST, smaller={b: {} for b in (0.5, 0.25)} if seed % 3 == 1 else {}, not_smaller={}, clock=types.SimpleNamespace(read=lambda: self.stamps),
         )
         self.outside = [self.storage() for _ in range(2)]
         for s in self.outside:
@@ -86,7 +86,7 @@ class Made:
 
     def forward(self, u, number, parent):
         draw, p = self.draw, self.profile
-        call = Thing(unit=u, number=number, parent=parent, entries=[], all=[], inputs={}, held={}, began=self.stamp(), loaded=-1, was_checked=True)
+        call = Thing(unit=u, number=number, parent=parent, entries=[], all=[], inputs={}, held={}, results=[], began=self.stamp(), loaded=-1, was_checked=True)
         self.note("begin", call)
         p.held_before[call] = draw.randrange(4000)
         known = [s for s in p.bytes if draw.random() < 0.3][-2:]
@@ -102,7 +102,7 @@ class Made:
             n = 0 if s in p.weights else p.bytes.get(s) or draw.choice([40, 60, LEAST, 200, 300, 500, 800, 1500])
             how = draw.choice(["", "", "recipe", "small", "outer"]) if n >= LEAST and not u.compiled else ""
             kind = draw.choice(KINDS) if how else ""
-            entry = Thing(storage=s, bytes=n, recipe=True if how in ("recipe", "outer") else None, small=True if how == "small" else None, kind=kind, around=draw.choice([kind, kind, "GELU", ""]) if how else "", outer=how == "outer", cached=kind == CAST or n > 0 and draw.random() < 0.05)
+            entry = Thing(storage=s, bytes=n, recipe=True if how in ("recipe", "outer") else None, small=True if how == "small" else None, kind=kind, around=draw.choice([kind, kind, "GELU", ""]) if how else "", outer=how == "outer", cached=kind == CAST or n > 0 and draw.random() < 0.05, sources=draw.sample(p.calls, min(len(p.calls), 1)) if how and draw.random() < 0.1 else [], passing=draw.choice([0, 0, 50]) if how else 0)
             call.entries.append(entry)
             c = call
             while c is not None:
@@ -111,6 +111,8 @@ class Made:
             Profile.saved(p, call, entry)
             if n >= LEAST and draw.random() < 0.1:
                 p.fixed[s] = n
+            if how == "small" and draw.random() < 0.3:
+                call.results.append((draw.choice([*p.bytes, self.storage()]), draw.choice([30, 300]), kind))
             if how == "small" and draw.random() < 0.5:
                 call.held[draw.choice([*p.bytes, self.storage()])] = draw.choice([30, 300]), {kind, draw.choice(KINDS)}
         call.ended = self.stamp()
