@@ -29,14 +29,19 @@ type Comm uintptr
 
 // Library is an opened and started MPI library.
 type Library struct {
+	Info
+
+	abi   abi
+	procs map[string]uintptr
+}
+
+// Info is what a library says of itself and of this process.
+type Info struct {
 	Name    string // of the file that was opened
 	Version string // what the library says of itself
 	Rank    int    // of this process in World
 	Size    int
 	World   Comm
-
-	abi   abi
-	procs map[string]uintptr
 }
 
 // functions are those that every library must have.
@@ -110,7 +115,7 @@ func open(names []string) (*Library, error) {
 			}
 			continue
 		}
-		l := &Library{Name: name, procs: map[string]uintptr{}}
+		l := &Library{Info: Info{Name: name}, procs: map[string]uintptr{}}
 		for _, f := range functions {
 			if l.procs[f], err = purego.Dlsym(h, f); err != nil {
 				return nil, fmt.Errorf("mpi: %s has no function %s; install Open MPI 4 or MPICH 3 or later", name, f)

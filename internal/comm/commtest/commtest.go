@@ -134,9 +134,14 @@ func open(t *testing.T, w World, streams int, half memory.Bytes) *setting {
 }
 
 // close closes all that open opened. Devices report what was not freed.
-func (x *setting) close() (err error) {
-	for _, r := range x.Held {
-		err = errors.Join(err, x.places[r].comm.Close())
+func (x *setting) close() error {
+	closed := make(chan error)
+	for _, r := range x.Held { // each may wait for the others
+		go func() { closed <- x.places[r].comm.Close() }()
+	}
+	var err error
+	for range x.Held {
+		err = errors.Join(err, <-closed)
 	}
 	for _, r := range x.Held {
 		p := x.places[r]

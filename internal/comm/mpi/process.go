@@ -32,9 +32,32 @@ import (
 	"github.com/stowage-dev/stowage/internal/mpi"
 )
 
+// library is what this package asks of MPI beside messages.
+type library interface {
+	Dup(c mpi.Comm) (mpi.Comm, error)
+	Group(c mpi.Comm, ranks []int, tag int) (mpi.Comm, error)
+	Free(c mpi.Comm) error
+	Gather(c mpi.Comm, mine []byte, size int) ([]byte, error)
+	Unlink()
+	Finalize() error
+}
+
+// requests are pending messages.
+type requests interface {
+	Send(c mpi.Comm, addr uintptr, n, to, tag int, t token) error
+	Receive(c mpi.Comm, addr uintptr, n, from, tag int, t token) error
+	ReceiveAny(c mpi.Comm, addr uintptr, n, tag int, t token) error
+	Len() int
+	Token(i int) token
+	Cancel(i int) error
+	Some(done func(t token, err error)) (int, error)
+	Forget(which func(t token) bool)
+}
+
 // Process is this process in MPI. MPI can be started once in a process and ended once.
 type Process struct {
-	lib    *mpi.Library
+	lib    library
+	info   mpi.Info
 	ending chan struct{} // MPI is to end
 	ended  chan error
 	poller chan struct{} // full while a goroutine that waits for a call polls for all of them
@@ -47,13 +70,24 @@ type Process struct {
 
 	mu sync.Mutex // of who calls MPI; it also guards what follows, and what worlds say it does
 
-	requests *mpi.Requests[token]
+	requests requests
 	worlds   map[*world]struct{}
 	stop     bool
 }
 
 // Start finds the MPI library of the launcher that started this process and starts it.
 func Start(getenv func(string) string) (*Process, error) {
+	return start(func() (library, requests, mpi.Info, error) {
+		l, err := mpi.Start(getenv)
+		if err != nil {
+			return nil, nil, mpi.Info{}, err
+		}
+		return l, mpi.NewRequests[token](l), l.Info, nil
+	})
+}
+
+// start starts a process with the library that begin starts.
+func start(begin func() (library, requests, mpi.Info, error)) (*Process, error) {
 	rest, err := newSleeper()
 	if err != nil {
 		return nil, err
@@ -68,16 +102,17 @@ func Start(getenv func(string) string) (*Process, error) {
 	go func() { // MPI ends on the thread that started it
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var err error
-		p.lib, err = mpi.Start(getenv)
+		p.lib, p.requests, p.info, err = begin()
 		started <- err
 		if err == nil {
 			p.end(p.lib.Finalize)
 		}
 	}()
 	if err := <-started; err != nil {
+		rest.close()
+		nap.close()
 		return nil, err
 	}
-	p.requests = mpi.NewRequests[token](p.lib)
 	go p.loop()
 	return p, nil
 }
@@ -89,13 +124,13 @@ func (p *Process) end(finalize func() error) {
 }
 
 // Rank returns the rank of this process.
-func (p *Process) Rank() int { return p.lib.Rank }
+func (p *Process) Rank() int { return p.info.Rank }
 
 // Size returns the number of processes.
-func (p *Process) Size() int { return p.lib.Size }
+func (p *Process) Size() int { return p.info.Size }
 
 // Library returns the name of the library and what it says of itself.
-func (p *Process) Library() (name, version string) { return p.lib.Name, p.lib.Version }
+func (p *Process) Library() (name, version string) { return p.info.Name, p.info.Version }
 
 // Exchange brings a text of rank 0 to all ranks. All of them must call it.
 func (p *Process) Exchange(text string) (string, error) {
@@ -107,7 +142,7 @@ func (p *Process) Exchange(text string) (string, error) {
 	copy(mine, text)
 	var all []byte
 	err := p.do(func() (err error) {
-		all, err = p.lib.Gather(p.lib.World, mine, p.lib.Size)
+		all, err = p.lib.Gather(p.info.World, mine, p.info.Size)
 		return err
 	})
 	if err != nil {

@@ -82,6 +82,11 @@ func quiet(p *Process) error {
 	if err := takeSignals(); err != nil {
 		return err
 	}
+	return comeAndGo(p)
+}
+
+// comeAndGo opens a world, uses it and closes it. Note is told of every call.
+func comeAndGo(p *Process) error {
 	var noted []string
 	c, d, s, b, err := rank(p, Options{Note: func(call string, absent []int) { noted = append(noted, call) }})
 	if err != nil {

@@ -84,9 +84,9 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	if o.Scratch < 64*memory.KiB {
 		return nil, fmt.Errorf("comm: expected a Scratch of 64 KiB or more, got %d bytes", o.Scratch)
 	}
-	o.Scratch = max(o.Scratch, 4*memory.KiB*memory.Bytes(p.lib.Size))
+	o.Scratch = max(o.Scratch, 4*memory.KiB*memory.Bytes(p.info.Size))
 	w := &world{
-		p: p, dev: d, o: o, rank: p.lib.Rank, size: p.lib.Size, staged: o.Staged || d.Info().Backend != "cpu",
+		p: p, dev: d, o: o, rank: p.info.Rank, size: p.info.Size, staged: o.Staged || d.Info().Backend != "cpu",
 		active: map[*op]struct{}{}, left: map[uint64]map[int]*news{}, inbox: make([]byte, newsSize), looked: time.Now(),
 	}
 	ranks := make([]int, w.size)
@@ -102,10 +102,10 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 		if err := w.meet(failed); err != nil {
 			return err
 		}
-		if w.control, err = p.lib.Dup(p.lib.World); err != nil {
+		if w.control, err = p.lib.Dup(p.info.World); err != nil {
 			return err
 		}
-		if g.c, err = p.lib.Dup(p.lib.World); err != nil {
+		if g.c, err = p.lib.Dup(p.info.World); err != nil {
 			return err
 		}
 		w.comms = append(w.comms, w.control, g.c)
@@ -139,7 +139,7 @@ func (w *world) meet(failed error) error {
 	if err != nil {
 		return err
 	}
-	all, err := w.p.lib.Gather(w.p.lib.World, append(text, make([]byte, size-len(text))...), w.size)
+	all, err := w.p.lib.Gather(w.p.info.World, append(text, make([]byte, size-len(text))...), w.size)
 	if err != nil || failed != nil {
 		return errors.Join(failed, err)
 	}
