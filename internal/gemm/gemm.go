@@ -161,16 +161,20 @@ func (b *batch) add(p *Product, m, k, from, to int) {
 	b.parts = append(b.parts, x)
 }
 
+// panelsAtOnce and tilesAtOnce return how many are worth a switch between threads.
+func (b *batch) panelsAtOnce() int { return b.panels*packRun/max(b.size, packRun) + 1 }
+func (b *batch) tilesAtOnce() int  { return b.tiles*tileRun/max(b.work, tileRun) + 1 }
+
 // run computes the added products and removes them.
 func (b *batch) run() {
 	if len(b.packed) < b.size {
 		b.packed = make([]float32, b.size)
 	}
 	if b.panels > 0 {
-		parallel.For(b.panels, b.panels*packRun/max(b.size, packRun)+1, b.pack)
+		parallel.For(b.panels, b.panelsAtOnce(), b.pack)
 	}
 	if b.tiles > 0 {
-		parallel.For(b.tiles, b.tiles*tileRun/max(b.work, tileRun)+1, b.compute)
+		parallel.For(b.tiles, b.tilesAtOnce(), b.compute)
 	}
 	clear(b.parts)
 	*b = batch{kind: b.kind, most: b.most, parts: b.parts[:0], packed: b.packed}

@@ -50,7 +50,7 @@ func useAll(p *Process, staged bool, split func()) (right bool, err error) {
 		return false, err
 	}
 	const n = 300_000
-	b, err := d.Alloc(memory.Device, 2*n, "test")
+	b, err := d.Alloc(memory.Device, 3*n, "test")
 	if err != nil {
 		return false, errors.Join(err, s.Close())
 	}
@@ -79,10 +79,15 @@ func useAll(p *Process, staged bool, split func()) (right bool, err error) {
 		return false, fmt.Errorf("gathered %v", all)
 	}
 	c.AllGather(s, b.Slice(0, 2*n), b.Slice(memory.Bytes(me)*n, n))
-	c.AllReduce(s, b.Slice(memory.Bytes(me)*n, n), b.Slice(memory.Bytes(me)*n, n), comm.F32, comm.Max)
-	got := make([]byte, 2*n)
+	const reduced = 2*(64<<10-16) + 4 // the second piece is of one rank alone
+	c.AllReduce(s, b.Slice(2*n, reduced), b.Slice(memory.Bytes(me)*n+200, reduced), comm.F32, comm.Max)
+	got := make([]byte, 3*n)
 	err = errors.Join(err, s.Download(got, b.All()), c.Err())
-	return got[150] == 2 && got[me*n] == 2 && got[me*n+n-1] == 2 && got[other*n+n-1] == byte(other+1), err
+	right = got[150] == 2 && got[me*n] == byte(me+1) && got[other*n+n-1] == byte(other+1)
+	for _, v := range got[2*n : 2*n+reduced] {
+		right = right && v == 2
+	}
+	return right && got[2*n+reduced] == byte(me+1), err
 }
 
 // Whatever call of MPI fails at one rank, all ranks come to an end. A rank whose bytes are
