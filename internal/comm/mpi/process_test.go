@@ -98,6 +98,11 @@ func comeAndGo(p *Process) error {
 			return err
 		}
 		sub.AllReduce(s, b.Slice(0, memory.MiB), b.Slice(0, memory.MiB), comm.F32, comm.Sum)
+		if p.Rank() == 0 { // which is 1 there
+			sub.Send(s, b.Slice(0, 8), 0)
+		} else {
+			sub.Recv(s, b.Slice(8, 8), 1)
+		}
 		if err := sub.Close(); err != nil {
 			return err
 		}
@@ -110,7 +115,7 @@ func comeAndGo(p *Process) error {
 	}
 	want := []string{
 		"the split into ranks 0 and 1", "all-reduce 1 of ranks 0 and 1", "the split into ranks 0 and 1 (communicator 2)",
-		"barrier 1 of all ranks", "all-gather 2 of all ranks",
+		"barrier 1 of all ranks", "all-gather 2 of all ranks", []string{"send 1 to rank 1", "receive 1 from rank 0"}[p.Rank()],
 	}
 	for _, w := range want {
 		if !slices.Contains(noted, w) {

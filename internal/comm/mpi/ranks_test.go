@@ -106,14 +106,21 @@ func absent(p *Process) error {
 		if err != nil {
 			return err
 		}
-		if p.Rank() == 0 {
-			sub.Barrier(s)
-		} else {
+		if p.Rank() == 2 {
 			for c.Err() == nil {
 				time.Sleep(time.Millisecond)
 			}
-			sub.Barrier(s)
+			var f *comm.Failure
+			if !errors.As(sub.Err(), &f) || f.Rank != 2 || f.By != 0 || f.Call != "" { // before it makes a call
+				return fmt.Errorf("the error is %+v", sub.Err())
+			}
+			if _, err := c.Split([]int{2, 1}); err != f && !errors.As(err, &f) {
+				return fmt.Errorf("a split after a failure: %v", err)
+			}
 		}
+		sub.Barrier(s)
+		_ = s.Sync()
+		sub.AllGather(s, b.Slice(0, 20), b.Slice(100, 10)) // the first call that was not made counts
 		_ = s.Sync()
 		said := fmt.Sprint(sub.Err())
 		want := fmt.Sprintf("comm: barrier #1 of rank %d was not made: rank 0 waited 200ms in barrier #1 for rank 2; find out what delays them, or raise Patience (rank 2 runs on two)", p.Rank())
@@ -162,6 +169,8 @@ func gone(p *Process) error {
 		sub.Send(s, at(0), 2)
 		err = errors.Join(s.Sync(), sub.Err())
 		sub.Recv(s, at(3), 0)
+		_ = s.Sync()
+		sub.Send(s, at(0), 2) // rank 1 would receive it, but no call follows one that was not made
 		_ = s.Sync()
 		said = fmt.Sprint(sub.Err())
 		err = errors.Join(err, sub.Close())
@@ -224,12 +233,22 @@ func scratch(p *Process) error {
 	return errors.Join(c.Close(), d.Close())
 }
 
-// many passes more messages at once than pinned buffers have room for, and more of them than tags.
+// many passes messages while tags begin anew, and as many at once as pinned buffers have room for.
 func many(p *Process) error {
 	for _, staged := range []bool{false, true} {
 		c, d, s, b, err := rank(p, Options{Staged: staged, Scratch: 64 * memory.KiB})
 		if err != nil {
 			return err
+		}
+		g := c.(*group) // as if there had been many calls: tags begin anew
+		g.mu.Lock()
+		g.collectives = tagCount - 2
+		for r := range g.sent {
+			g.sent[r], g.got[r] = tagCount-30, tagCount-30
+		}
+		g.mu.Unlock()
+		for range 4 {
+			c.Barrier(s)
 		}
 		exchange := func(n int) (panicked any) {
 			defer func() { panicked = recover() }()
