@@ -50,6 +50,15 @@ func TestStashes(t *testing.T) {
 		if res != want || res.Device.Backend != "cpu" {
 			t.Errorf("%s: %+v, want %+v", name, res, want)
 		}
+		// Bytes are read and written out and back, and a link carries them once each way.
+		moved := float64(4 * res.Bytes)
+		if o.Host {
+			moved /= 2
+		}
+		near := func(a, b float64) bool { return a > 0.99*b && a < 1.01*b }
+		if !near(res.GBps*res.PairUS*1e3, moved) || !near(res.CopyGBps*res.CopyUS*1e3, moved) || !near(res.Ratio*res.PairUS, res.CopyUS) || res.PoolBytes%o.Page != 0 || res.PoolBytes < o.total() {
+			t.Errorf("%s: the figures do not agree: %+v", name, res)
+		}
 		if res.Launches != 2 || res.Ratio <= 0 || res.GBps <= 0 || res.PoolBytes < res.Bytes {
 			t.Errorf("%s: implausible %+v", name, res)
 		}

@@ -1,3 +1,5 @@
+// This file tests how products are divided, checked and laid out.
+
 package gemm
 
 import (

@@ -1,3 +1,5 @@
+// This file tests every loop against its formula, and what slices it takes.
+
 package vec
 
 import (

@@ -10,7 +10,9 @@ from played import GPU, Played
 from stowage import _memory, _rerun, _runtime, _surroundings
 from stowage._clock import FILL, Clock, Stopwatch
 from stowage._errors import Error, Overflow
+from stowage._inputs import IN_PLACE, Inputs
 from torch import nn
+from torch.utils import _pytree
 from zoo import leaf
 
 CPU = torch.device("cpu")
@@ -201,7 +203,7 @@ class Devices(unittest.TestCase):
         model[2].weight = tied.weight
         on_meta = nn.Linear(4, 4, device="meta")
         optimizer = torch.optim.Adam(model.parameters())
-        attached = [types.SimpleNamespace(model=m, optimizer=o) for m, o in ((model, optimizer), (None, None), (on_meta, None), (model, None))]
+        attached = [types.SimpleNamespace(model=m, optimizer=o) for m, o in ((None, None), (on_meta, None), (model, optimizer), (model, None))]
         counted = _memory.CountedMemory(attached)
         weights = 4 * (16 + 4 * 4) + 8
         self.assertEqual({"weights": weights, "gradients": 0, "optimizer": 0}, _memory.held_by(attached, CPU))
@@ -228,6 +230,29 @@ class Devices(unittest.TestCase):
         plain = torch.zeros(6)
         shard = types.SimpleNamespace(_local_tensor=plain)
         self.assertEqual([24, 0, 0, 0, 12], [_memory._new_bytes(t, CPU, seen) for t in (shard, plain, plain[2:], torch.eye(3).to_sparse(), torch.zeros(3).as_subclass(Mine))])
+        self.assertEqual(40, _memory._new_bytes(torch.zeros(10)[4:6], CPU, set()))  # which keeps all of it
+
+    def test_arguments_of_a_call(self):
+        """They come back as they were given: in place, named or not, the same where they were the same, without history."""
+        leaf = torch.ones(3, requires_grad=True)
+        made, plain = leaf * 2, torch.zeros(3)
+        for args, kwargs in (((made, plain, 5, made), {}), ((made,), {"b": plain, "c": made, "d": None}), (([made, (plain,)], {"x": made}), {"y": "text"}), ((), {"only": leaf}), ((), {})):
+            inputs = Inputs(IN_PLACE, args, kwargs)
+            self.assertEqual([], [x for x in inputs.objects if isinstance(x, torch.Tensor)])
+            again, named = inputs.again()
+            given, got = (_pytree.tree_flatten((list(args), kwargs))[0], _pytree.tree_flatten((list(again), named))[0])
+            self.assertEqual((list(kwargs), len(args), len(given)), (list(named), len(again), len(got)))
+            for i, (a, b) in enumerate(zip(given, got)):
+                if not isinstance(a, torch.Tensor):
+                    self.assertEqual(a, b)
+                    continue
+                self.assertTrue(same(a, b) and b.is_leaf and a.requires_grad == b.requires_grad and a.data_ptr() == b.data_ptr())
+                self.assertEqual([x is a for x in given], [x is b for x in got])
+        one = Inputs(IN_PLACE, (plain, object), {})
+        self.assertEqual([object], one.objects)
+        plain.add_(1)
+        with self.assertRaisesRegex(Error, "modified"):
+            one.again()
 
     def test_random_numbers(self):
         with Played() as gpu:

@@ -82,6 +82,7 @@ func TestRanks(t *testing.T) {
 		{"come and go", 2, true, comeAndGo}, {"notes", 2, true, notes}, {"hearsay", 3, false, hearsay}, {"poor", 2, true, poor},
 		{"direct", 2, true, direct}, {"replay", 2, true, replayed}, {"absent", 3, false, absent}, {"gone", 3, true, gone},
 		{"scratch", 2, true, scratch}, {"many", 2, true, many}, {"text", 3, true, text},
+		{"many ranks", 18, true, manyRanks}, {"far memory", 2, true, farMemory}, {"long words", 2, true, longWords},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j, ps := startJob(t, c.size, 3)
@@ -250,6 +251,11 @@ func many(p *Process) error {
 		for range 4 {
 			c.Barrier(s)
 		}
+		for _, serial := range []uint64{1, tagCount - 1, tagCount, 3 * tagCount} {
+			if tag := g.tag(&call{serial: serial}); tag < tagCollective || tag >= tagPair {
+				return fmt.Errorf("collective %d has the tag %d", serial, tag)
+			}
+		}
 		exchange := func(n int) (panicked any) {
 			defer func() { panicked = recover() }()
 			var sends, recvs []comm.Message
@@ -299,6 +305,90 @@ func many(p *Process) error {
 	return nil
 }
 
+// manyRanks have room for a part of each of them, however little was asked for.
+func manyRanks(p *Process) error {
+	c, d, s, b, err := rank(p, Options{Scratch: 64 * memory.KiB})
+	if err != nil {
+		return err
+	}
+	if n := c.(*group).w.in.Size(); n != 18*4*memory.KiB {
+		return fmt.Errorf("the room is %v", n)
+	}
+	s.Fill(b.Slice(0, 40_000), byte(p.Rank()+1))
+	c.AllReduce(s, b.Slice(0, 40_000), b.Slice(0, 40_000), comm.F32, comm.Max)
+	got := make([]byte, 40_000)
+	err = errors.Join(s.Download(got, b.Slice(0, 40_000)), c.Err())
+	if got[0] != 18 || got[39_999] != 18 {
+		err = errors.Join(err, fmt.Errorf("got %d and %d", got[0], got[39_999]))
+	}
+	s.Free(b)
+	return errors.Join(err, s.Close(), c.Close(), d.Close())
+}
+
+// far is a device whose memory the host cannot read.
+type far struct{ device.Device }
+
+func (f far) Info() device.Info {
+	i := f.Device.Info()
+	i.Backend = "far"
+	return i
+}
+
+// farMemory goes through pinned buffers without being asked to, and host memory does not.
+func farMemory(p *Process) error {
+	d, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		return err
+	}
+	c, err := p.Open(far{d}, Options{})
+	if err != nil {
+		return err
+	}
+	w := c.(*group).w
+	if !w.staged || w.out == nil || w.out.Kind() != memory.Host || w.in.Kind() != memory.Host || w.readable(device.Range{Buf: w.in, Len: 1}) != true {
+		return fmt.Errorf("staged %t", w.staged)
+	}
+	b, err := d.Alloc(memory.Device, 100, "test")
+	if err != nil {
+		return err
+	}
+	s, err := d.NewStream("test")
+	if err != nil {
+		return err
+	}
+	if w.readable(b.All()) {
+		return errors.New("device memory is read where it lies")
+	}
+	s.Free(b)
+	return errors.Join(s.Close(), c.Close(), d.Close())
+}
+
+// wordy is a device with long errors in characters that JSON makes longer.
+type wordy struct{ device.Device }
+
+func (wordy) Alloc(memory.Kind, memory.Bytes, string) (*device.Buffer, error) {
+	return nil, errors.New("no room" + strings.Repeat("\x01<é>", 900))
+}
+
+// longWords of a rank that cannot take part reach the others, as much of them as a letter holds.
+func longWords(p *Process) error {
+	bare, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		return err
+	}
+	d := device.Device(bare)
+	if p.Rank() == 1 {
+		d = wordy{bare}
+	}
+	if _, err = p.Open(d, Options{}); err == nil || !strings.Contains(err.Error(), "no room\x01<") {
+		return fmt.Errorf("rank %d is told %v", p.Rank(), err)
+	}
+	if told := fmt.Sprint(err); p.Rank() == 0 && !strings.HasPrefix(told, "comm: rank 1 on ") {
+		return errors.New(told)
+	}
+	return bare.Close()
+}
+
 // text brings texts of rank 0 to all, up to the longest.
 func text(p *Process) error {
 	for _, n := range []int{0, 5, 4096} {
@@ -339,5 +429,31 @@ func TestDoesNotStart(t *testing.T) {
 	}
 	if after := open(); after >= before+often {
 		t.Errorf("%d files are left open", after-before)
+	}
+}
+
+// The loop rests if there is nothing to poll for, wakes in time for news, and polls while calls wait, less and
+// less often.
+func TestPauses(t *testing.T) {
+	idle, waits := &world{}, &world{staged: true, active: map[*op]struct{}{{}: {}}}
+	for _, c := range []struct {
+		worlds      []*world
+		waited      time.Duration
+		least, most time.Duration
+	}{
+		{nil, 0, time.Minute, 24 * time.Hour},
+		{[]*world{idle}, 0, time.Millisecond, 100 * time.Millisecond}, {[]*world{idle}, time.Hour, time.Millisecond, 100 * time.Millisecond},
+		{[]*world{idle, waits}, 0, 0, 0}, {[]*world{waits, idle}, loopPolls - 1, 0, 0},
+		{[]*world{waits}, loopPolls, 1, loopPolls / 8}, {[]*world{waits, idle}, time.Hour, longPause, longPause},
+		{[]*world{{telling: 1}}, 0, 0, 0}, {[]*world{{closing: func() {}}}, 0, 0, 0}, {[]*world{{staged: true}}, 0, time.Millisecond, time.Second},
+		{[]*world{{active: waits.active}}, 0, time.Millisecond, time.Second},
+	} {
+		p := &Process{worlds: map[*world]struct{}{}}
+		for _, w := range c.worlds {
+			p.worlds[w] = struct{}{}
+		}
+		if got := p.pause(c.waited); got < c.least || got > c.most {
+			t.Errorf("%d worlds, waited %v: it rests for %v, want %v to %v", len(c.worlds), c.waited, got, c.least, c.most)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/devicelog"
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -104,7 +105,7 @@ func scattered(n memory.Bytes) func(c comm.Comm, s device.Stream, b *device.Buff
 }
 
 // The calls of a rank take the messages of the table: one letter for each other rank in each
-// direction, and the fewest messages of bytes that fit the buffers. No message comes too soon.
+// direction, and the fewest messages of bytes that fit the buffers. What the device is told is a sum.
 func TestMessages(t *testing.T) {
 	var book strings.Builder
 	for _, staged := range []bool{false, true} {
@@ -114,12 +115,13 @@ func TestMessages(t *testing.T) {
 		ps[1].mu.Lock()
 		j.libs[1].note = func(what string) { said = append(said, what) }
 		ps[1].mu.Unlock()
-		marks := make([]int, len(listed)+1)
+		marks, did := make([]int, len(listed)+1), make([]string, len(listed))
 		err := together(ps, func(p *Process) error {
-			d, err := cpu.Open(cpu.Options{Ordinal: p.Rank()})
+			bare, err := cpu.Open(cpu.Options{Ordinal: p.Rank()})
 			if err != nil {
 				return err
 			}
+			d, log := devicelog.Wrap(bare)
 			s, err := d.NewStream("test")
 			if err != nil {
 				return err
@@ -132,6 +134,7 @@ func TestMessages(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			log.Take()
 			for i, l := range listed {
 				l.call(c, s, b)
 				if err := errors.Join(s.Sync(), c.Err()); err != nil {
@@ -139,7 +142,7 @@ func TestMessages(t *testing.T) {
 				}
 				if p.Rank() == 1 {
 					p.mu.Lock()
-					marks[i+1] = len(said)
+					marks[i+1], did[i] = len(said), log.Take()
 					p.mu.Unlock()
 				}
 			}
@@ -150,7 +153,7 @@ func TestMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, l := range listed {
-			fmt.Fprintf(&book, "%s, staged %v\n", l.name, staged)
+			fmt.Fprintf(&book, "%s, staged %v: %s\n", l.name, staged, did[i])
 			for _, m := range said[marks[i]:marks[i+1]] {
 				fmt.Fprintf(&book, "\t%s\n", m)
 			}
