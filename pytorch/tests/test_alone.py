@@ -3,6 +3,7 @@
 import contextlib
 import types
 import unittest
+import weakref
 from unittest import mock
 
 from common import DEVICE, same, stowage, torch
@@ -11,6 +12,7 @@ from stowage import _memory, _rerun, _runtime, _surroundings
 from stowage._clock import FILL, Clock, Stopwatch
 from stowage._errors import Error, Overflow
 from stowage._inputs import IN_PLACE, Inputs
+from stowage._managed import Following
 from torch import nn
 from torch.utils import _pytree
 from zoo import leaf
@@ -253,6 +255,19 @@ class Devices(unittest.TestCase):
         plain.add_(1)
         with self.assertRaisesRegex(Error, "modified"):
             one.again()
+
+    def test_a_step_closes_all_its_calls(self):
+        """Those whose backward pass did not run, whether or not others are gone."""
+        step, closed = Following(None, CPU, 0, None), []
+
+        class Call:
+            def close(self):
+                closed.append(self)
+
+        calls = [Call() for _ in range(3)]
+        step.calls = [weakref.ref(c) for c in (calls[0], Call(), calls[1], calls[2])]
+        step.close()
+        self.assertEqual(calls, closed)
 
     def test_random_numbers(self):
         with Played() as gpu:

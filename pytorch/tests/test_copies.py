@@ -1,6 +1,7 @@
 """Copies of modules while a plan wraps them: each is a plain module with weights and attributes of its own."""
 
 import copy
+import functools
 import pickle
 import unittest
 
@@ -94,6 +95,28 @@ class Copies(Compared):
             block.scale = 0.5
 
         self.each(copy.copy, change, Stated)
+
+    def test_copies_its_attributes_itself(self):
+        """The copy has a method of its own, which is the module's where that has one of its own."""
+
+        class Mine(Block):
+            def __deepcopy__(self, memo):
+                made = memo[id(self)] = type(self).__new__(type(self))
+                made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in ("__getstate__", "_replicate_for_data_parallel")})
+                return made
+
+        own = functools.partial(lambda x: x + 1)
+        for had in (False, True):
+            module = Mine()
+            if had:
+                module.forward = own
+            Wrapped(module, lambda forward, args, kwargs: forward(*args, **kwargs) * 2)
+            other = copy.deepcopy(module)
+            self.assertNotIsInstance(other.forward, Wrapped)
+            if had:
+                self.assertEqual(2, other.forward(1))
+            else:
+                self.assertIs(other, other.forward.__self__)
 
     def test_a_method_of_its_own(self):
         """A module that has another forward method has it again, and so has its copy."""

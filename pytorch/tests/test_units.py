@@ -9,6 +9,7 @@ from blocks import Attention, Block, Layer, Stack, stack
 from common import runtime, stowage, torch
 from stowage import _units
 from stowage._attach import called, listed
+from stowage._measured import Choice
 from stowage._step import first_made
 from torch import nn
 
@@ -202,6 +203,36 @@ class Found(unittest.TestCase):
             first.detach()
             second.detach()
             self.assertEqual([], rt._planner.units.list + rt._planner.units.cheap)
+
+    def test_no_two_units_have_one_name(self):
+        """Ranks and plans know units by their names, also where models come and go."""
+        with runtime("budget") as rt:
+            names = lambda: [u.name for u in rt._planner.units.list]
+            attached = [rt.attach(stack()) for _ in range(3)]
+            self.assertEqual((12, 12), (len(names()), len(set(names()))))
+            attached[1].detach()
+            rt.attach(stack())
+            rt.attach(stack())
+            self.assertEqual((16, 16), (len(names()), len(set(names()))))
+            self.assertEqual(len(rt._planner.units.cheap), len(set(rt._planner.units.cheap)))
+
+    def test_what_several_plans_need(self):
+        """What one of them needs is wrapped, and nothing else: blocks, and cheap parts of those that recompute them."""
+        model = nn.Sequential(nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(3))}))
+        with runtime("budget") as rt:
+            rt.attach(model)
+            units = rt._planner.units
+            a, b, c = units.list
+            plan = lambda offloads=False, **choices: types.SimpleNamespace(choices={x: Choice(**{y: True}) for x, y in ((a, choices.get("a")), (b, choices.get("b"))) if y}, saved=(c,), offloads=offloads)
+            wrapped = lambda *plans: units.rewrap(plans) or set(units._wrapped)
+            cheap = {u: u.module[1] for u in units.list}
+            self.assertEqual({a.module}, wrapped(plan(a="whole")))
+            self.assertEqual({a.module, cheap[a]}, wrapped(plan(a="lean")))
+            for plans in ((plan(a="lean"), None, plan(b="whole")), (plan(b="whole"), plan(a="lean"))):
+                self.assertEqual({a.module, b.module, cheap[a], cheap[b]}, wrapped(*plans))
+            self.assertEqual({b.module, c.module}, wrapped(plan(b="offload", offloads=True)))
+            self.assertEqual(set(), wrapped(None))
+            self.assertEqual([], [m for m in model.modules() if "forward" in m.__dict__])
 
     def test_plans_end_with_a_model(self):
         """What was planned for other models is wrong without one, and would hold it."""
