@@ -250,6 +250,9 @@ class Devices(unittest.TestCase):
                     continue
                 self.assertTrue(same(a, b) and b.is_leaf and a.requires_grad == b.requires_grad and a.data_ptr() == b.data_ptr())
                 self.assertEqual([x is a for x in given], [x is b for x in got])
+        holder = types.SimpleNamespace(pack=mock.Mock(side_effect=lambda t: t), unpack=mock.Mock(side_effect=lambda h: h))
+        Inputs(holder, (made, plain, made), {"x": plain}).again()
+        self.assertEqual((2, 2), (holder.pack.call_count, holder.unpack.call_count))  # each tensor is held once
         one = Inputs(IN_PLACE, (plain, object), {})
         self.assertEqual([object], one.objects)
         plain.add_(1)

@@ -512,6 +512,13 @@ class Snapshots(unittest.TestCase):
                 got = _memory.picture_of(torch.device("cuda", 0))
             self.assertEqual(([(2048, 2048), (8192, 1024), (11264, 1024)], 7168, 512, 2048, 10, 20000), tuple(got))
 
+    def test_in_a_capture(self):
+        """The driver is asked nothing then. What a block says of its address counts."""
+        blocks = [{"size": 8, "state": "active_allocated", "address": 640}, {"size": 16, "state": "inactive", "address": 512}, {"size": 32, "state": "active_allocated", "address": 528}]
+        cuda = dict(is_initialized=lambda: True, memory_snapshot=lambda: [{"device": 0, "address": 512, "total_size": 256, "blocks": blocks}], mem_get_info=mock.Mock(side_effect=AssertionError))
+        with mock.patch.multiple(torch.cuda, is_current_stream_capturing=lambda: True, **cuda):
+            self.assertEqual(([(528, 32), (640, 8)], 256, 0, 16, None, None), tuple(_memory.picture_of(torch.device("cuda", 0))))
+
     def test_no_gpu_is_started(self):
         with mock.patch.multiple(torch.cuda, is_initialized=lambda: False, memory_snapshot=mock.Mock(side_effect=AssertionError)):
             self.assertEqual(_memory.Picture(), _memory.picture_of(torch.device("cuda", 0)))
