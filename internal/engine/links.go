@@ -54,11 +54,17 @@ func (l *linkBench) measure(n memory.Bytes) (memory.Links, error) {
 			}
 		}
 	}
-	late := min(best[0], best[1]/2, best[2]/2)
+	return linksOf(best, n), nil
+}
+
+// linksOf returns the rates of links on which a small copy and copies of n bytes out, in and
+// both ways at once take so long.
+func linksOf(took [4]time.Duration, n memory.Bytes) memory.Links {
+	late := min(took[0], took[1]/2, took[2]/2)
 	rate := func(n memory.Bytes, t time.Duration) float64 {
 		return float64(n) / max(t-late, time.Nanosecond).Seconds()
 	}
-	return memory.Links{Out: rate(n, best[1]), In: rate(n, best[2]), Both: rate(2*n, best[3]), Latency: late}, nil
+	return memory.Links{Out: rate(n, took[1]), In: rate(n, took[2]), Both: rate(2*n, took[3]), Latency: late}
 }
 
 type linkBench struct {

@@ -232,6 +232,35 @@ func (s *stalls) WorkDone(w device.Work) {
 	}
 }
 
+// Rates are those of the bytes without the latency, which is that of a small copy, but never more than half of a
+// large one; both ways together carry twice the bytes.
+func TestRatesOfLinks(t *testing.T) {
+	us := func(n ...time.Duration) (took [4]time.Duration) {
+		for i, x := range n {
+			took[i] = x * time.Microsecond
+		}
+		return took
+	}
+	const n = 10_000_000
+	for _, c := range []struct {
+		took [4]time.Duration
+		want memory.Links
+	}{
+		{us(10, 1010, 2010, 4010), memory.Links{Out: 1e10, In: 5e9, Both: 5e9, Latency: 10 * time.Microsecond}},
+		{us(5000, 1000, 2000, 2500), memory.Links{Out: 2e10, In: 1e7 / 1500e-6, Both: 1e10, Latency: 500 * time.Microsecond}},
+		{us(5000, 2000, 1000, 2500), memory.Links{Out: 1e7 / 1500e-6, In: 2e10, Both: 1e10, Latency: 500 * time.Microsecond}},
+		{us(0, 1, 1, 0), memory.Links{Out: 1e13, In: 1e13, Both: 2e16}},
+	} {
+		got := linksOf(c.took, n)
+		for _, x := range [][2]float64{{got.Out, c.want.Out}, {got.In, c.want.In}, {got.Both, c.want.Both}} {
+			if !(math.Abs(x[0]/x[1]-1) < 1e-9) || got.Latency != c.want.Latency {
+				t.Errorf("%v: %+v, want %+v", c.took, got, c.want)
+				break
+			}
+		}
+	}
+}
+
 // A machine that stands still during four of five rounds of copies has the rates that it has
 // in the fifth.
 func TestMeasureLinksOfAMachineThatStalls(t *testing.T) {
