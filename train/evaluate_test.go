@@ -44,9 +44,16 @@ func evaluated(t *testing.T, c Config, steps int) (out outcome) {
 		out.losses = append(out.losses, m.Loss)
 	}
 	var again [3]float64
+	var heads [3][]float64
 	for i, batches := range []int{1, 2, 1} {
-		if again[i], _, err = tr.Evaluate(batches); err != nil {
+		if again[i], heads[i], err = tr.Evaluate(batches); err != nil {
 			t.Fatal(err)
+		}
+	}
+	// Batches of one text have losses that differ little, and that of two is their mean.
+	for i, first := range append([]float64{again[0]}, heads[0]...) {
+		if two := append([]float64{again[1]}, heads[1]...)[i]; !(two > 0.7*first && two < 1.4*first) {
+			t.Errorf("head %d: the loss of one batch is %v, and that of two %v", i, first, two)
 		}
 	}
 	if again[0] != again[2] || again[0] == again[1] {
