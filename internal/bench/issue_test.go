@@ -4,6 +4,7 @@ package bench
 
 import (
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +118,16 @@ func TestQuartile(t *testing.T) {
 	for want, ts := range map[time.Duration][]time.Duration{2: {9, 1, 8, 2, 7, 6, 9}, 5: {5}, 3: {4, 3}, 4: {9, 4, 3, 8, 5, 6, 7, 2}} {
 		if got := quartile(ts); got != want {
 			t.Errorf("of %v it is %v, want %v", ts, got, want)
+		}
+	}
+}
+
+// Sizes rise, from what fits in caches to what does not, and are those of a kind of device.
+func TestSizesRise(t *testing.T) {
+	for backend, most := range map[string]memory.Bytes{"cpu": 256 * memory.MiB, "cuda": memory.GiB} {
+		s := Sizes(backend)
+		if !slices.IsSorted(s) || len(s) < 3 || s[0] != memory.MiB || s[len(s)-1] != most {
+			t.Errorf("%s: %v", backend, s)
 		}
 	}
 }
