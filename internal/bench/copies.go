@@ -4,6 +4,7 @@ package bench
 
 import (
 	"sync"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/memcopy"
@@ -68,6 +69,18 @@ type Copy struct {
 	Ratio     float64 `json:"ratio,omitempty"` // GBps / PlainGBps
 }
 
+// lineOf returns the line of a copy that took so long.
+func lineOf(d Direction, via string, size memory.Bytes, took time.Duration) Copy {
+	return Copy{Direction: d, Via: via, Size: size, GBps: gbps(moved(d, size), took)}
+}
+
+// beside returns the line with the best plain copy, which took so long.
+func (c Copy) beside(plain string, took time.Duration) Copy {
+	c.Plain, c.PlainGBps = plain, gbps(moved(c.Direction, c.Size), took)
+	c.Ratio = c.GBps / c.PlainGBps
+	return c
+}
+
 // Copies measures one size in the given directions and calls done with each
 // line as it is ready.
 func Copies(dev device.Device, o Options, size memory.Bytes, ds []Direction, done func(Copy) error) error {
@@ -106,16 +119,14 @@ func (r *rig) copyLines(o Options, d Direction, done func(Copy) error) (err erro
 	if err != nil {
 		return err
 	}
-	n := moved(d, r.size)
 	for i, w := range ways[:devices] {
-		c := Copy{Direction: d, Via: w.name, Size: r.size, GBps: gbps(n, times[i])}
+		c := lineOf(d, w.name, r.size, times[i])
 		if i == 0 && devices < len(ways) {
 			best, two, err := o.compareFastest(w, ways[devices:], times[devices:])
 			if err != nil {
 				return err
 			}
-			c.GBps, c.Plain, c.PlainGBps = gbps(n, two[0]), best, gbps(n, two[1])
-			c.Ratio = c.GBps / c.PlainGBps
+			c = lineOf(d, w.name, r.size, two[0]).beside(best, two[1])
 		}
 		if err := done(c); err != nil {
 			return err

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -128,6 +130,48 @@ func TestSizesRise(t *testing.T) {
 		s := Sizes(backend)
 		if !slices.IsSorted(s) || len(s) < 3 || s[0] != memory.MiB || s[len(s)-1] != most {
 			t.Errorf("%s: %v", backend, s)
+		}
+	}
+}
+
+// A line has the rate of the bytes that its direction counts, and stands beside the plain copy of as many.
+func TestLinesCountBytes(t *testing.T) {
+	for d, twice := range map[Direction]float64{Out: 1, In: 1, Both: 2, Device: 2, Host: 2} {
+		got := lineOf(d, "stream", 3e6, 2*time.Millisecond).beside("best", time.Millisecond)
+		want := Copy{Direction: d, Via: "stream", Size: 3e6, GBps: 1.5 * twice, Plain: "best", PlainGBps: 3 * twice, Ratio: 0.5}
+		if got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	if got := teraflops(1000, time.Millisecond); got != 2 {
+		t.Errorf("a product of matrices of 1000 in a millisecond has %v TFLOP/s, want 2", got)
+	}
+}
+
+// failsLast is a device whose streams end with an error.
+type failsLast struct{ device.Device }
+
+type lastStream struct{ device.Stream }
+
+var errLast = errors.New("the end fails")
+
+func (f failsLast) NewStream(name string) (device.Stream, error) {
+	s, err := f.Device.NewStream(name)
+	return lastStream{s}, err
+}
+
+func (s lastStream) Close() error { return errors.Join(s.Stream.Close(), errLast) }
+
+// Whatever is measured, an error of the end is returned.
+func TestErrorsOfTheEnd(t *testing.T) {
+	d := failsLast{open(t, memory.MiB)}
+	for name, err := range map[string]error{
+		"copies":    Copies(d, Options{Line: time.Microsecond}, 100, []Direction{Out}, func(Copy) error { return nil }),
+		"overheads": Overheads(d, func(Overhead) error { return nil }),
+		"product":   func() error { _, err := Product(d, kernels.F32, 16); return err }(),
+	} {
+		if !errors.Is(err, errLast) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
