@@ -4,7 +4,9 @@ package check
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
+	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -124,6 +126,47 @@ func TestShadowStaysBounded(t *testing.T) {
 			t.Errorf("%d slots for five streams at a time", c.slots)
 		}
 		t.Logf("%d segments and cells at most", most)
+	}
+}
+
+// Memory that is borrowed and given back again and again leaves nothing behind: views before their storage, and
+// also beside a neighbour that stays.
+func TestBorrowedMemoryLeavesNothing(t *testing.T) {
+	for _, o := range []Options{{}, {Schedule: &Schedule{Seed: 5}}} {
+		c, d, ss, _ := rigged(t, o, 1)
+		own := make([]byte, 1<<16)
+		at := uintptr(unsafe.Pointer(&own[0]))
+		first := 0
+		neighbours := []*device.Buffer{d.Borrow(memory.Host, at, 4096, "before"), d.Borrow(memory.Host, at+8192, 4096, "behind")}
+		for i := range 50 {
+			a := d.Borrow(memory.Host, at+4096, 4096, "storage")
+			b := d.Borrow(memory.Host, at+4096+uintptr(64*i), 512, "view")
+			ss[0].Fill(a.All(), 1)
+			ss[0].Fill(b.All(), 2)
+			for _, x := range []*device.Buffer{b, a} {
+				ss[0].Free(x)
+			}
+			if err := ss[0].Sync(); err != nil {
+				t.Fatal(err)
+			}
+			n := len(c.borrowed)
+			for _, s := range c.borrowedShadow.segs {
+				n += 1 + len(s.cells)
+			}
+			if i == 0 {
+				first = n
+			}
+			if n > first {
+				t.Fatalf("after %d times %d handles, segments and cells are kept, after the first %d", i+1, n, first)
+			}
+		}
+		for _, x := range neighbours {
+			ss[0].Free(x)
+		}
+		if len(c.borrowed) > 0 {
+			t.Errorf("%d handles are kept", len(c.borrowed))
+		}
+		runtime.KeepAlive(own)
 	}
 }
 
