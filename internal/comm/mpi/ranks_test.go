@@ -83,7 +83,7 @@ func TestRanks(t *testing.T) {
 		{"direct", 2, true, direct}, {"replay", 2, true, replayed}, {"absent", 3, false, absent}, {"gone", 3, true, gone},
 		{"scratch", 2, true, scratch}, {"many", 2, true, many}, {"text", 3, true, text},
 		{"many ranks", 18, true, manyRanks}, {"far memory", 2, true, farMemory}, {"long words", 2, true, longWords},
-		{"alone", 1, true, alone}, {"errors of the end", 2, true, endsBadly},
+		{"alone", 1, true, alone}, {"in flight", 2, true, inFlight}, {"errors of the end", 2, true, endsBadly},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j, ps := startJob(t, c.size, 3)

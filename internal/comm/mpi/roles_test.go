@@ -343,6 +343,43 @@ func alone(p *Process) error {
 	return errors.Join(err, s.Close(), c.Close(), d.Close())
 }
 
+// inFlight closes its world behind calls that nobody has waited for. They are made all the same.
+func inFlight(p *Process) error {
+	for _, staged := range []bool{false, true} {
+		c, d, s, b, err := rank(p, Options{Staged: staged, Scratch: 64 * memory.KiB})
+		if err != nil {
+			return err
+		}
+		sub, err := c.Split([]int{1, 0})
+		if err != nil {
+			return err
+		}
+		const n = 100_000
+		s.Fill(b.Slice(0, n), byte(p.Rank()+1))
+		for range 5 {
+			c.AllGather(s, b.Slice(2*n, 2*n), b.Slice(0, n))
+			sub.AllReduce(s, b.Slice(n, n), b.Slice(0, n), comm.F32, comm.Max)
+		}
+		if err := errors.Join(sub.Close(), c.Close()); err != nil {
+			return err
+		}
+		got := make([]byte, 4*n)
+		if err := s.Download(got, b.Slice(0, 4*n)); err != nil {
+			return err
+		}
+		for i, v := range got[n:] {
+			if want := []byte{2, 1, 2}[i/n]; v != want {
+				return fmt.Errorf("staged %t: byte %d is %d, want %d", staged, i, v, want)
+			}
+		}
+		s.Free(b)
+		if err := errors.Join(c.Err(), sub.Err(), s.Close(), d.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // badEnd is a device whose streams and events end with an error.
 type badEnd struct{ device.Device }
 
