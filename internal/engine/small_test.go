@@ -277,61 +277,6 @@ func TestRetimeChangesACopy(t *testing.T) {
 	}
 }
 
-// What a forward pass saves and frees is held while the policy keeps it, and no longer: from the forward pass
-// on if it is kept, from the load on if it is recomputed, until Done in both cases.
-func TestHowLongSavedTensorsAreHeld(t *testing.T) {
-	const n = 4096
-	for choice, want := range map[memory.Choice][3]memory.Bytes{memory.Keep: {n, n, 0}, memory.Recompute: {0, n, 0}} {
-		dev := openCPU(t)
-		compute, err := dev.NewStream("compute")
-		if err != nil {
-			t.Fatal(err)
-		}
-		id := memory.GroupID{Name: "moe_act"}
-		r, err := Open(Config{Device: dev, Compute: compute, Links: testLinks, Policy: memory.Policy{id.Unit(): choice}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for step := range 3 {
-			err := r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
-				err := s.Run(id, func(g *Group) error {
-					x, err := s.New(n)
-					if err != nil {
-						return err
-					}
-					y, err := s.New(n)
-					if err != nil {
-						return err
-					}
-					compute.Fill(x.Range(), 1)
-					compute.Fill(y.Range(), 2)
-					g.Save(y)
-					y.Free()
-					x.Free()
-					return nil
-				})
-				got := [3]memory.Bytes{s.SavedBytes()}
-				l, e := s.Load(id)
-				if err = errors.Join(err, e); err != nil {
-					return err
-				}
-				got[1] = s.SavedBytes()
-				l.Done()
-				if got[2] = s.SavedBytes(); got != want {
-					t.Errorf("%v, step %d: %v are held after the forward pass, the load and Done; want %v", choice, step, got, want)
-				}
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		}
-		if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // A forward pass that fails is over: the step goes on with other groups, and the error is
 // the pass's own.
 func TestFailedForwardPassIsOver(t *testing.T) {
