@@ -143,6 +143,9 @@ func TestSetsStayForOtherKeys(t *testing.T) {
 			if after := given(); (after != before) == other {
 				t.Errorf("another key: %v; first %s, then %s", other, before, after)
 			}
+			if d := l.rt.Decision(l.key()); other && !d.Final { // nothing can change it any more
+				t.Error("a decision that other keys follow is not final")
+			}
 			return err
 		})
 	}
