@@ -47,6 +47,9 @@ func parseCommand(text string, o ParseOptions) (map[string]any, error) {
 	if len(j.open) > 0 {
 		args[openKey] = j.open
 	}
+	if len(sh.unread) > 0 {
+		args[unreadKey] = sh.unread
+	}
 	if sh.guesses {
 		if names := j.guessed(text, o); len(names) > 0 {
 			args[guessedKey] = names

@@ -50,11 +50,11 @@ func refused(kind string, format string, a ...any) error {
 // These keys stand among the arguments of a file for what it says beside them: the program
 // that a script runs or the mode of a functional test, the files that it sources, the
 // variables that may hold more arguments, the flags that a condition decides which is not
-// known, whether it launches other jobs, and notes about variables that it does not use. No
-// flag has such a name.
-const programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey = "$program", "$sourced", "$open", "$guessed", "$others", "$unused"
+// known, whether it launches other jobs, notes about variables that it does not use, and
+// expansions that are not followed. No flag has such a name.
+const programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey = "$program", "$sourced", "$open", "$guessed", "$others", "$unused", "$unread"
 
-var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey}
+var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey}
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
@@ -230,7 +230,10 @@ func (r *reader) unset(flag, word string) error {
 			}
 		}
 	}
-	if strings.Contains(word, "$((") {
+	if unread := r.args[unreadKey].words; slices.ContainsFunc(unread, func(u string) bool { return strings.Contains(word, u) }) {
+		e.Text = fmt.Sprintf("--%s %s: what bash makes of this is not followed; write the value in its place, or give --%[1]s beside the file", flag, word)
+		e.Variables = nil
+	} else if strings.Contains(word, "$((") {
 		e.Text = fmt.Sprintf("--%s %s: the value cannot be computed: a variable in it is not set in the text, or it divides by zero or is too large", flag, word)
 	} else if strings.Contains(word, "$(") {
 		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run", flag, word)

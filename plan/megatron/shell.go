@@ -33,6 +33,7 @@ type (
 	loop     struct {
 		name      string // of the variable, or none for while
 		words     []string
+		counted   []string // of for ((first; condition; next)), or nil
 		until     bool
 		condition []statement
 		body      []statement
@@ -41,6 +42,7 @@ type (
 		word     string
 		patterns [][]string
 		bodies   [][]statement
+		ends     []string // behind bodies: ;; or ;& or ;;&
 	}
 	function struct {
 		name string
@@ -205,9 +207,21 @@ func (s *scanner) quoted(at int) (int, error) {
 		return s.closing(at+1, ')')
 	case strings.HasPrefix(s.text[at:], "${"):
 		return s.closing(at+1, '}')
+	case strings.HasPrefix(s.text[at:], "$["):
+		return s.closing(at+1, ']')
 	case strings.HasPrefix(s.text[at:], "$$"):
 		return at + 2, nil
-	case strings.HasPrefix(s.text[at:], "$'"), strings.HasPrefix(s.text[at:], "$\""):
+	case strings.HasPrefix(s.text[at:], "$'"):
+		for end := at + 2; end < len(s.text); end++ {
+			switch s.text[end] {
+			case '\\':
+				end++
+			case '\'':
+				return end + 1, nil
+			}
+		}
+		return 0, fmt.Errorf("a quote (') is not closed")
+	case strings.HasPrefix(s.text[at:], "$\""):
 		return s.quoted(at + 1)
 	}
 	return at + 1, nil
@@ -226,7 +240,7 @@ func (s *scanner) closing(at int, mark byte) (int, error) {
 			if depth--; depth == 0 {
 				return i + 1, nil
 			}
-		case c == open:
+		case c == open && open != '{': // which means nothing in ${...}
 			depth++
 		case c == '#' && mark == ')' && strings.IndexByte(" \t\n(", s.text[i-1]) >= 0 && !strings.HasPrefix(s.text[at:], "(("):
 			i += len(line(s.text[i:]))

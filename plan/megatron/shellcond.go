@@ -3,10 +3,8 @@
 package megatron
 
 import (
-	"path"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // truth is what is known about a condition.
@@ -27,12 +25,12 @@ func truthOf(is bool) truth {
 
 func (t truth) not() truth { return [...]truth{unsure: unsure, yes: no, no: yes}[t] }
 
-// test evaluates the words of [ and [[ up to the closing bracket.
-func (sh *shell) test(words []string) truth {
+// test evaluates the words of [ and [[ up to the closing bracket. In [[ a word is a pattern, and a number an expression.
+func (sh *shell) test(words []string, double bool) truth {
 	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "]" || w == "]]" || w == "\n" })
 	for _, op := range []string{"||", "-o", "&&", "-a"} {
 		if i := slices.Index(words, op); i > 0 {
-			a, b := sh.test(words[:i]), sh.test(words[i+1:])
+			a, b := sh.test(words[:i], double), sh.test(words[i+1:], double)
 			any := op == "||" || op == "-o"
 			switch {
 			case any && (a == yes || b == yes):
@@ -46,10 +44,10 @@ func (sh *shell) test(words []string) truth {
 		}
 	}
 	if len(words) > 0 && words[0] == "!" {
-		return sh.test(words[1:]).not()
+		return sh.test(words[1:], double).not()
 	}
 	if len(words) > 2 && words[0] == "(" {
-		return sh.test(words[1 : len(words)-1])
+		return sh.test(words[1:len(words)-1], double)
 	}
 	values, sure := make([]string, len(words)), true
 	for i, w := range words {
@@ -72,25 +70,38 @@ func (sh *shell) test(words []string) truth {
 		return unsure
 	}
 	switch words[1] {
-	case "=", "==":
-		return truthOf(sh.matches(values[0], words[2]))
-	case "!=":
-		return truthOf(!sh.matches(values[0], words[2]))
+	case "=", "==", "!=":
+		t := truthOf(values[0] == values[2])
+		if double {
+			t = sh.matches(values[0], words[2], true)
+		}
+		if words[1] == "!=" {
+			t = t.not()
+		}
+		return t
 	}
-	a, err := strconv.Atoi(values[0])
-	b, cannot := strconv.Atoi(values[2])
+	a, sure := sh.number(values[0], double)
+	b, known := sh.number(values[2], double)
 	compare, ok := map[string]bool{"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[words[1]]
-	if err != nil || cannot != nil || !ok {
+	if !sure || !known || !ok {
 		return unsure
 	}
 	return truthOf(compare)
 }
 
-// matches reports whether a value matches a pattern with *, ? and [a-z]. They count in
-// quotes too, which no launch file depends on.
-func (sh *shell) matches(value, pattern string) bool {
-	pattern, _ = known(sh.text(pattern))
-	plain := strings.NewReplacer("/", "\x03", "[!", "[^") // a star stands for slashes too
-	ok, err := path.Match(plain.Replace(pattern), strings.ReplaceAll(value, "/", "\x03"))
-	return value == pattern || ok && err == nil
+func (sh *shell) number(value string, double bool) (int, bool) {
+	if double && value != "" {
+		return sh.arithmetic(value)
+	}
+	n, err := strconv.Atoi(value)
+	return n, err == nil
+}
+
+// matches reports whether a value matches a pattern.
+func (sh *shell) matches(value, word string, extended bool) truth {
+	p, ok := sh.pattern(word, extended)
+	if !ok {
+		return unsure
+	}
+	return truthOf(p.matches(value, &sh.steps))
 }

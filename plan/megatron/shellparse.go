@@ -266,6 +266,9 @@ func (s *scanner) loopBody(l loop, word string) (statement, error) {
 }
 
 func (s *scanner) forStatement() (statement, error) {
+	if rest := strings.TrimLeft(s.text[s.at:], " \t"); strings.HasPrefix(rest, "((") {
+		return s.countedLoop(len(s.text) - len(rest))
+	}
 	if err := s.next(); err != nil {
 		return nil, err
 	}
@@ -278,10 +281,27 @@ func (s *scanner) forStatement() (statement, error) {
 			l.words = append(l.words, s.token)
 		}
 	}
-	if !isName(l.name) { // for ((i=0; ...)): how often is not known
+	if !isName(l.name) {
 		l.name, l.words = "_", []string{"1"}
 	}
 	return s.loopBody(l, "for")
+}
+
+// countedLoop reads for ((first; condition; next)), whose brackets are at a position.
+func (s *scanner) countedLoop(at int) (statement, error) {
+	end, err := s.closing(at, ')')
+	if err != nil {
+		return nil, err
+	}
+	parts := strings.Split(strings.TrimSuffix(strings.TrimPrefix(s.text[at:end], "(("), "))"), ";")
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("the script cannot be read: for %s must have two semicolons", s.text[at:end])
+	}
+	s.at = end
+	if err := s.next(); err != nil {
+		return nil, err
+	}
+	return s.loopBody(loop{counted: parts}, "for")
 }
 
 func (s *scanner) caseStatement() (statement, error) {
@@ -327,7 +347,7 @@ func (s *scanner) caseStatement() (statement, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.patterns, c.bodies = append(c.patterns, patterns), append(c.bodies, body)
+		c.patterns, c.bodies, c.ends = append(c.patterns, patterns), append(c.bodies, body), append(c.ends, s.token)
 		if s.kind == 'w' && !s.isWord("esac") {
 			return nil, fmt.Errorf("the script cannot be read: %q is missing behind %q", "esac", "case")
 		}

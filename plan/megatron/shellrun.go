@@ -4,6 +4,7 @@
 package megatron
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -15,6 +16,8 @@ import (
 // A script can repeat itself and put variables into each other, so the commands that are
 // followed and the letters that are put in are bounded.
 const mostCommands, mostLetters = 20_000, 4 << 20
+
+var errCommands = fmt.Errorf("the script runs more than %d commands", mostCommands)
 
 // shell follows a script.
 type shell struct {
@@ -33,14 +36,19 @@ type shell struct {
 	guess   truth // of conditions that are not known; unsure follows all branches
 	guesses bool  // whether there are such conditions
 
-	commands, letters int
-	depth, within     int // of statements, and of words within each other
-	err               error
+	unread     []string          // expansions that are not followed
+	attributes map[string]string // of variables: i, u, l or n
+	extended   bool              // patterns such as +(a) are allowed
+	jumps      jumps
+
+	commands, letters, steps int
+	depth, within            int // of statements, and of words within each other
+	err                      error
 }
 
 // follow follows a script.
 func follow(text string, o ParseOptions, guess truth) (*shell, error) {
-	sh := &shell{guess: guess, vars: map[string][]string{}, env: environ{given: o.Env, read: map[string]bool{}}, open: o.Open, functions: map[string]statement{}}
+	sh := &shell{guess: guess, vars: map[string][]string{}, env: environ{given: o.Env, read: map[string]bool{}}, open: o.Open, functions: map[string]statement{}, attributes: map[string]string{}}
 	for name, value := range o.Env {
 		sh.vars[name] = []string{value}
 	}
@@ -83,12 +91,14 @@ func (sh *shell) fail(err error) {
 func (sh *shell) run(body []statement) (t truth) {
 	for _, s := range body {
 		if sh.commands++; sh.commands > mostCommands {
-			sh.fail(fmt.Errorf("the script runs more than %d commands", mostCommands))
+			sh.fail(errCommands)
 		}
 		if sh.err != nil || sh.letters > mostLetters {
 			return unsure
 		}
-		t = sh.one(s)
+		if t = sh.one(s); sh.jumps.kind != "" {
+			return t
+		}
 	}
 	return t
 }
@@ -129,11 +139,11 @@ func (sh *shell) one(s statement) truth {
 
 // apart follows what a process of its own does, and forgets what it sets.
 func (sh *shell) apart(follow func()) {
-	vars, order, params, outer, functions := sh.vars, sh.order, sh.params, sh.outer, sh.functions
+	vars, order, params, outer, functions, extended, jumps := sh.vars, sh.order, sh.params, sh.outer, sh.functions, sh.extended, sh.jumps
 	sh.vars, sh.order, sh.outer, sh.functions = maps.Clone(vars), slices.Clone(order), maps.Clone(outer), maps.Clone(functions)
 	sh.letters += len(vars) + len(functions) // copies count, so that they are bounded too
 	follow()
-	sh.vars, sh.order, sh.params, sh.outer, sh.functions = vars, order, params, outer, functions
+	sh.vars, sh.order, sh.params, sh.outer, sh.functions, sh.extended, sh.jumps = vars, order, params, outer, functions, extended, jumps
 }
 
 func (sh *shell) chain(c chain) truth {
@@ -142,7 +152,11 @@ func (sh *shell) chain(c chain) truth {
 		if op == "&&" && t == no || op == "||" && t == yes {
 			continue
 		}
-		t = sh.run(c.items[i+1 : i+2])
+		doubt := (op == "&&" || op == "||") && t == unsure
+		t = sh.maybe(doubt, c.items[i+1:i+2])
+		if sh.jumps.kind != "" {
+			break
+		}
 	}
 	return t
 }
@@ -155,52 +169,19 @@ func (sh *shell) branches(b branches) truth {
 		if b.conditions[i] != nil {
 			t = sh.run(b.conditions[i])
 		}
-		if t == unsure {
+		doubt := t == unsure
+		if doubt {
 			sh.guesses, t = true, sh.guess
 		}
 		if t == no {
 			continue
 		}
-		sh.run(body)
-		if t == yes {
+		sh.maybe(doubt, body)
+		if t == yes || sh.jumps.kind != "" {
 			break
 		}
 	}
 	return unsure
-}
-
-// mostTurns bounds a loop over words.
-const mostTurns = 256
-
-func (sh *shell) loop(l loop) {
-	if l.name == "" {
-		t := sh.run(l.condition)
-		if l.until {
-			t = t.not()
-		}
-		if t != no {
-			sh.run(l.body) // once: how often is not known
-		}
-		return
-	}
-	words := sh.fields(l.words)
-	for _, w := range words[:min(len(words), mostTurns)] {
-		sh.set(l.name, []string{w})
-		sh.run(l.body)
-	}
-}
-
-func (sh *shell) selection(c selection) {
-	value, sure := known(sh.text(c.word))
-	if !sure {
-		return
-	}
-	for i, patterns := range c.patterns {
-		if slices.ContainsFunc(patterns, func(p string) bool { return sh.matches(value, p) }) {
-			sh.run(c.bodies[i])
-			return
-		}
-	}
 }
 
 // get returns the values of a variable, and whether it is set.
@@ -217,7 +198,48 @@ func (sh *shell) set(name string, values []string) {
 	if _, there := sh.vars[name]; !there {
 		sh.order = append(sh.order, name)
 	}
-	sh.vars[name] = values
+	sh.vars[name] = sh.attributed(name, values)
+}
+
+// attributed returns values as declare -i, -u and -l change them.
+func (sh *shell) attributed(name string, values []string) []string {
+	as := sh.attributes[name]
+	if as == "" {
+		return values
+	}
+	values = slices.Clone(values)
+	for i, v := range values {
+		if strings.ContainsAny(v, unsetMark+commandMark) {
+			continue
+		}
+		switch as {
+		case "i":
+			n, ok := sh.offset(v)
+			if values[i] = strconv.Itoa(n); !ok {
+				values[i] = commandMark + "$((" + v + "))" + commandMark
+			}
+		case "u":
+			values[i] = strings.ToUpper(v)
+		case "l":
+			values[i] = strings.ToLower(v)
+		default:
+			sh.unread = append(sh.unread, "${"+name+"}")
+			values[i] = commandMark + "${" + name + "}" + commandMark
+		}
+	}
+	return values
+}
+
+// forget removes a variable and all of its elements.
+func (sh *shell) forget(name string) {
+	delete(sh.vars, name)
+	maps.DeleteFunc(sh.vars, func(v string, _ []string) bool { return strings.HasPrefix(v, name+"[") })
+}
+
+// scatter sets an element of an array whose elements are not one behind the other.
+func (sh *shell) scatter(name, index, text string) {
+	sh.set(name+"["+index+"]", []string{text})
+	sh.vars[name+elsewhere] = []string{""}
 }
 
 // assign handles NAME=value, NAME+=value and their arrays, and reports whether the word is
@@ -229,47 +251,83 @@ func (sh *shell) assign(word string) bool {
 	if !ok || !isName(name) {
 		return false
 	}
-	var values []string
 	if inner, array := strings.CutPrefix(value, "("); array && strings.HasSuffix(inner, ")") && !indexed {
-		for _, w := range arrayWords(inner[:len(inner)-1]) {
-			if key, value, ok := strings.Cut(w, "]="); ok && strings.HasPrefix(key, "[") { // declare -A
-				sh.set(name+"["+sh.text(key[1:])+"]", []string{sh.text(value)})
-			} else {
-				values = append(values, sh.fields([]string{w})...)
-			}
-		}
-		if more {
-			old, _ := sh.get(name)
-			values = append(slices.Clone(old), values...)
-		}
-		sh.letters += len(values)
-		sh.set(name, values)
+		sh.assignArray(name, inner[:len(inner)-1], more)
 		return true
 	}
 	text := sh.text(value)
 	index = strings.TrimSuffix(index, "]")
+	old := sh.vars[name]
+	if more {
+		old, _ = sh.get(name)
+	}
 	switch n, known := sh.arithmetic(index); {
-	case indexed && known && n >= 0 && n < 1000:
-		values = slices.Clone(sh.vars[name])
-		for len(values) <= n {
-			values = append(values, "")
+	case !indexed:
+		old = slices.Clone(old)
+		if len(old) == 0 {
+			old = []string{""}
 		}
-		values[n] = text
-	case indexed && !known:
-		sh.set(name+"["+sh.text(index)+"]", []string{text})
-		return true
-	case more:
-		old, _ := sh.get(name)
-		text = strings.Join(old, " ") + text
+		if more && sh.attributes[name] == "i" {
+			text = cmp.Or(old[0], "0") + "+(" + text + ")"
+		} else if more {
+			text = old[0] + text
+		}
 		if sh.letters += len(text); sh.letters > mostLetters {
 			return true
 		}
-		values = []string{text}
+		old[0] = text
+		sh.set(name, old)
+	case known && n < 0:
+		n += len(old)
+		fallthrough
+	case known && n >= 0 && n <= len(old):
+		values := slices.Clone(old)
+		if n < 0 {
+			return true // which bash refuses
+		}
+		if n == len(values) {
+			values = append(values, "")
+		}
+		if values[n] = text; more {
+			values[n] = old[min(n, len(old)-1)] + text
+		}
+		sh.set(name, values)
+	case known:
+		sh.scatter(name, strconv.Itoa(n), text)
 	default:
-		values = []string{text}
+		sh.scatter(name, sh.text(index), text)
 	}
-	sh.set(name, values)
 	return true
+}
+
+// assignArray follows NAME=(...) and NAME+=(...).
+func (sh *shell) assignArray(name, inner string, more bool) {
+	var values []string
+	var indices, texts []string
+	for _, w := range arrayWords(inner) {
+		if key, value, ok := strings.Cut(w, "]="); ok && strings.HasPrefix(key, "[") { // declare -A
+			indices, texts = append(indices, sh.text(key[1:])), append(texts, sh.text(value))
+		} else {
+			values = append(values, sh.fields([]string{w})...)
+		}
+	}
+	if more {
+		old, _ := sh.get(name)
+		values = append(slices.Clone(old), values...)
+	}
+	scattered := more && sh.scattered(name)
+	if !more || scattered && len(indices) == 0 {
+		sh.forget(name)
+	}
+	switch sh.letters += len(values); {
+	case scattered && len(indices) == 0: // where the new elements are is not known
+		sh.vars[name+elsewhere] = []string{""}
+	case len(indices) == 0 || len(values) > 0:
+		sh.set(name, values)
+	}
+	for i, index := range indices {
+		sh.scatter(name, index, texts[i])
+	}
 }
 
 // arrayWords splits what stands between the brackets of an array.
@@ -292,7 +350,7 @@ var own = map[string]truth{
 	"let": unsure, "exit": unsure, "return": unsure, "cd": unsure, "mkdir": unsure, "rm": unsure, "cp": unsure, "mv": unsure, "ln": unsure, "ls": unsure, "cat": unsure,
 	"sed": unsure, "awk": unsure, "grep": unsure, "tee": unsure, "sleep": unsure, "date": unsure, "read": unsure, "pip": unsure, "pip3": unsure, "git": unsure,
 	"module": unsure, "conda": unsure, "command": unsure, "type": unsure, "which": unsure, "touch": unsure, "chmod": unsure, "wget": unsure, "curl": unsure,
-	"pushd": unsure, "popd": unsure, "nvidia-smi": unsure, "hostname": unsure, "pkill": unsure, "kill": unsure, "getopts": unsure, "break": unsure, "continue": unsure,
+	"mapfile": unsure, "readarray": unsure, "pushd": unsure, "popd": unsure, "nvidia-smi": unsure, "hostname": unsure, "pkill": unsure, "kill": unsure, "getopts": unsure, "break": unsure, "continue": unsure,
 	"source": unsure, ".": unsure,
 }
 
@@ -320,7 +378,7 @@ func (sh *shell) command(c simple) truth {
 		sh.declare(name, words[1:])
 		return yes
 	case name == "[" || name == "[[" || name == "test":
-		return sh.test(words[1:])
+		return sh.test(words[1:], name == "[[")
 	case strings.HasPrefix(name, "((") && strings.HasSuffix(name, "))"):
 		return sh.one(arithmetic{name[2 : len(name)-2]})
 	}
@@ -337,7 +395,9 @@ func (sh *shell) command(c simple) truth {
 		return sh.call(body, fields[1:])
 	}
 	if t, ok := own[path.Base(fields[0])]; ok {
-		sh.builtin(fields)
+		if sh.builtin(fields); fields[0] == "getopts" && len(sh.params) == 0 {
+			return no
+		}
 		return t
 	}
 	sh.external(fields, c.here)
@@ -367,7 +427,19 @@ func (sh *shell) declare(word string, words []string) {
 	global := word == "export" || word == "readonly" || slices.ContainsFunc(words, func(w string) bool {
 		return strings.HasPrefix(w, "-") && strings.Contains(w, "g")
 	})
+	as := ""
 	for _, w := range words {
+		if strings.HasPrefix(w, "-") && word != "export" && word != "readonly" {
+			for _, a := range []string{"i", "u", "l", "n"} {
+				if strings.Contains(w, a) {
+					as = a
+				}
+			}
+			continue
+		}
+		if name, _, _ := strings.Cut(w, "="); as != "" && isName(name) {
+			sh.attributes[name] = as
+		}
 		if v, _, set := strings.Cut(w, "="); sh.outer != nil && isName(v) && !global {
 			if _, hidden := sh.outer[v]; !hidden {
 				sh.outer[v] = sh.vars[v]
@@ -382,9 +454,10 @@ func (sh *shell) declare(word string, words []string) {
 
 // call follows a function with its arguments.
 func (sh *shell) call(body statement, params []string) truth {
-	before, outer := sh.params, sh.outer
-	sh.params, sh.outer = params, map[string][]string{}
+	before, outer, around := sh.params, sh.outer, sh.jumps
+	sh.params, sh.outer, sh.jumps = params, map[string][]string{}, jumps{call: true}
 	t := sh.one(body)
+	sh.jumps = around
 	for name, values := range sh.outer {
 		sh.restore(name, values)
 	}
@@ -398,8 +471,16 @@ func (sh *shell) builtin(fields []string) {
 		sh.source(fields[1])
 	case name == "unset":
 		for _, v := range fields[1:] {
-			delete(sh.vars, v)
+			sh.unset(v)
 		}
+	case name == "break" || name == "continue" || name == "return":
+		sh.jump(name, fields[1:])
+	case name == "shopt":
+		if on := slices.Contains(fields, "-s"); slices.Contains(fields, "extglob") {
+			sh.extended = on || sh.extended && !slices.Contains(fields, "-u")
+		}
+	case name == "read" || name == "mapfile" || name == "readarray" || name == "getopts" || name == "printf":
+		sh.input(name, fields[1:])
 	case name == "set" && len(fields) > 1 && fields[1] == "--":
 		sh.params = fields[2:]
 	case name == "shift":
@@ -450,7 +531,7 @@ func (sh *shell) external(fields []string, here []*hereText) {
 		case h.plain:
 			run(h.text)
 		default:
-			e := &expansion{sh: sh}
+			e := &expansion{sh: sh, here: true}
 			e.expand(h.text, true)
 			e.end()
 			run(strings.Join(e.fields, " "))

@@ -1,11 +1,10 @@
-// This file owns how the words of a script are expanded: quotes, variables and arrays. What a script takes from its environment or from a command is marked, so
-// that conditions can ignore it and errors can name it.
+// This file owns how the words of a script are expanded: quotes, blanks and what dollar signs begin. What a script takes from its
+// environment or from a command is marked, so that conditions can ignore it and errors can name it.
 
 package megatron
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 )
@@ -31,6 +30,8 @@ func known(value string) (string, bool) {
 type expansion struct {
 	sh     *shell
 	split  bool // whether blanks in values divide the word
+	here   bool // whether the word is a text that a command reads, in which quotes mean nothing
+	match  bool // whether the word is a pattern, in which quotes take the meaning from stars
 	fields []string
 	now    strings.Builder
 	some   bool // whether now is a field, even if it is empty
@@ -41,6 +42,30 @@ func (e *expansion) write(text string) {
 		e.now.WriteString(text)
 		e.some = true
 	}
+}
+
+// literal writes text that stands for itself in a pattern too.
+func (e *expansion) literal(text string) {
+	if e.match && !strings.ContainsAny(text, unsetMark+commandMark) {
+		text = escaped(text)
+	}
+	e.write(text)
+}
+
+// unknown writes what stands for a value that is not known.
+func (e *expansion) unknown(written string) {
+	e.write(commandMark + marks.Replace(written) + commandMark)
+}
+
+// unread writes what stands for an expansion that we do not follow, which an error names.
+func (e *expansion) unread(written string) {
+	e.sh.unread = append(e.sh.unread, marks.Replace(written))
+	e.unknown(written)
+}
+
+// unset writes what stands for a variable that is not set.
+func (e *expansion) unset(written string) {
+	e.write(unsetMark + marks.Replace(written) + unsetMark)
 }
 
 func (e *expansion) end() {
@@ -56,28 +81,63 @@ func (e *expansion) value(text string, quoted bool) {
 	if e.sh.letters += len(text) + 1; e.sh.letters > mostLetters {
 		return
 	}
-	if quoted || !e.split || strings.HasPrefix(text, unsetMark) || strings.HasPrefix(text, commandMark) {
+	if quoted {
+		e.literal(text)
+		return
+	}
+	if !e.split || strings.HasPrefix(text, unsetMark) || strings.HasPrefix(text, commandMark) {
 		e.write(text)
 		return
 	}
-	for i, f := range strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' || r == '\n' }) {
-		if i > 0 || strings.IndexByte(" \t\n", text[0]) >= 0 {
-			e.end()
-		}
-		e.write(f)
+	e.divide(text, e.sh.separators())
+}
+
+// separators are the letters that divide values, which a script may set (IFS).
+func (sh *shell) separators() string {
+	if values, set := sh.vars["IFS"]; set {
+		return strings.Join(values[:min(len(values), 1)], "")
 	}
-	if text != "" && strings.IndexByte(" \t\n", text[len(text)-1]) >= 0 {
+	return " \t\n"
+}
+
+// divide writes the fields of a value. Blanks count once, and each other separator ends a field, also an empty one.
+func (e *expansion) divide(text, separators string) {
+	blank := func(c byte) bool { return strings.IndexByte(separators, c) >= 0 && strings.IndexByte(" \t\n", c) >= 0 }
+	for at := 0; at < len(text); {
+		if strings.IndexByte(separators, text[at]) < 0 {
+			from := at
+			for at < len(text) && strings.IndexByte(separators, text[at]) < 0 {
+				at++
+			}
+			e.write(text[from:at])
+			continue
+		}
+		begun := at == 0 && !e.some
+		for at < len(text) && blank(text[at]) {
+			at++
+		}
+		if at < len(text) && strings.IndexByte(separators, text[at]) >= 0 {
+			e.some = true
+			at++
+			for at < len(text) && blank(text[at]) {
+				at++
+			}
+		} else if begun {
+			continue
+		}
 		e.end()
 	}
 }
 
 // fields expands words as they are written into the words of a command.
 func (sh *shell) fields(words []string) (out []string) {
-	for _, w := range words {
-		e := &expansion{sh: sh, split: true}
-		e.expand(w, false)
-		e.end()
-		out = append(out, e.fields...)
+	for _, written := range words {
+		for _, w := range sh.braces(written) {
+			e := &expansion{sh: sh, split: true}
+			e.expand(w, false)
+			e.end()
+			out = append(out, e.fields...)
+		}
 	}
 	return out
 }
@@ -88,6 +148,19 @@ func (sh *shell) text(word string) string {
 	e.expand(word, false)
 	e.end()
 	return strings.Join(e.fields, " ")
+}
+
+// pattern expands a word into a pattern, in which quoted letters stand for themselves. It returns false if the pattern
+// is not known, or is one that we do not follow.
+func (sh *shell) pattern(word string, extended bool) (glob, bool) {
+	e := &expansion{sh: sh, match: true}
+	e.expand(word, false)
+	e.end()
+	text := strings.Join(e.fields, " ")
+	if strings.ContainsAny(text, unsetMark+commandMark) {
+		return nil, false
+	}
+	return parseGlob(text, extended)
 }
 
 // expand writes a word. Inside of double quotes only the dollar sign, the backquote and
@@ -108,9 +181,9 @@ func (e *expansion) expand(w string, quoted bool) {
 			switch {
 			case next == '\n':
 			case quoted && strings.IndexByte("\"\\$`", next) < 0:
-				e.write(w[s.at : s.at+2])
+				e.literal(w[s.at : s.at+2])
 			default:
-				e.write(w[s.at+1 : s.at+2])
+				e.literal(w[s.at+1 : s.at+2])
 			}
 			s.at += 2
 		case c == '\'' && !quoted || c == '"' && !quoted || c == '$' || c == '`':
@@ -128,6 +201,11 @@ func (e *expansion) expand(w string, quoted bool) {
 			s.at = end
 		case !quoted && e.split && strings.IndexByte(" \t\n", c) >= 0: // in what stands for a variable that is not set
 			e.end()
+			s.at++
+		case quoted && c == '"' && !e.here: // in the text of "${X:-"text"}"
+			s.at++
+		case quoted:
+			e.literal(w[s.at : s.at+1])
 			s.at++
 		default:
 			e.write(w[s.at : s.at+1])
@@ -166,26 +244,30 @@ func (e *expansion) part(w string, n int, quoted bool) {
 	switch {
 	case p[0] == '\'':
 		e.some = true
-		e.write(strings.TrimSuffix(p[1:], "'"))
+		e.literal(strings.TrimSuffix(p[1:], "'"))
 	case p[0] == '"':
 		inner := strings.TrimSuffix(p[1:], `"`)
 		e.some = e.some || !wholeArray(inner)
 		e.expand(inner, true)
 	case strings.HasPrefix(p, "$'"):
-		e.write(strings.Trim(p[1:], "'"))
+		e.some = true
+		e.literal(escapes(strings.TrimSuffix(p[2:], "'")))
 	case strings.HasPrefix(p, `$"`):
 		e.part(w[1:], n-1, quoted)
+	case strings.HasPrefix(p, "$[") && strings.HasSuffix(p, "]"): // as scripts wrote it once
+		p = "$((" + p[2:len(p)-1] + "))"
+		fallthrough
 	case strings.HasPrefix(p, "$(("):
 		body := strings.TrimSuffix(strings.TrimPrefix(p, "$(("), "))")
 		if n, ok := e.sh.arithmetic(body); ok {
 			e.value(strconv.Itoa(n), quoted)
 		} else {
-			e.write(commandMark + marks.Replace(p) + commandMark)
+			e.unknown(p)
 		}
 	case p[0] == '`':
-		e.write(commandMark + "$(" + strings.Trim(p, "`") + ")" + commandMark)
+		e.unknown("$(" + strings.Trim(p, "`") + ")")
 	case strings.HasPrefix(p, "$("):
-		e.write(commandMark + marks.Replace(p) + commandMark)
+		e.unknown(p)
 	case strings.HasPrefix(p, "${"):
 		e.parameter(strings.TrimSuffix(p[2:], "}"), p, quoted)
 	default:
@@ -204,240 +286,8 @@ func wholeArray(inner string) bool {
 	if !ok {
 		return inner == "$@"
 	}
+	body = strings.TrimPrefix(body, "!")
 	end, err := (&scanner{text: inner}).quoted(0)
 	op := body[nameLength(body):]
 	return err == nil && end == len(inner) && (strings.HasPrefix(body, "@") || op != body && strings.HasPrefix(op, "[@]"))
-}
-
-// parameter writes what stands between the braces of ${...}.
-func (e *expansion) parameter(body, written string, quoted bool) {
-	sh := e.sh
-	if count, ok := strings.CutPrefix(body, "#"); ok && count != "" {
-		name, index, _ := strings.Cut(count, "[")
-		values, _ := sh.get(name)
-		n := len(values)
-		switch at, ok := sh.arithmetic(strings.TrimSuffix(index, "]")); {
-		case name == count: // the length of a text
-			n = len(strings.Join(values, " "))
-		case index != "@]" && index != "*]" && ok:
-			n = len(strings.Join(slice(values, at, 1), ""))
-		}
-		e.value(strconv.Itoa(n), quoted)
-		return
-	}
-	if body == "#" || body == "?" {
-		e.value(strconv.Itoa(map[string]int{"#": len(sh.params)}[body]), quoted)
-		return
-	}
-	end := nameLength(body)
-	name, op := body[:end], body[end:]
-	if name == "" && op != "" {
-		name, op = op[:1], op[1:]
-	}
-	values, set := sh.get(name)
-	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= len(sh.params) {
-		values, set = sh.params[n-1:n], true
-	}
-	if index, after, ok := strings.Cut(op, "]"); ok && strings.HasPrefix(index, "[") {
-		if v, ok := sh.vars[name+"["+sh.text(index[1:])+"]"]; ok { // declare -A
-			values, index = v, "[0"
-		}
-		e.element(values, index[1:], after, written, quoted)
-		return
-	}
-	if name == "@" || name == "*" {
-		params := sh.params // none outside of functions
-		if from, length, ok := sliced(op); ok {
-			if from > 0 {
-				from-- // they count from 1
-			}
-			params, op = slice(params, from, length), ""
-		}
-		e.element(params, name, op, written, quoted)
-		return
-	}
-	value := strings.Join(values[:min(len(values), 1)], "")
-	plain, _ := known(value)
-	empty := !set || plain == "" && !strings.Contains(value, commandMark)
-	colon := strings.HasPrefix(op, ":")
-	op = strings.TrimPrefix(op, ":")
-	lacks := !set || colon && empty
-	switch {
-	case op == "" && set:
-		e.value(value, quoted)
-	case op == "":
-		e.write(unsetMark + marks.Replace(written) + unsetMark)
-	case strings.IndexByte("-=", op[0]) >= 0 && lacks:
-		if op[0] == '=' {
-			sh.set(name, []string{sh.text(op[1:])})
-		}
-		e.expand(op[1:], quoted)
-	case op[0] == '+':
-		if !lacks {
-			e.expand(op[1:], quoted)
-		}
-	case strings.IndexByte("-=?", op[0]) >= 0 && set:
-		e.value(value, quoted)
-	case op[0] == '?':
-		e.write(unsetMark + "${" + name + "}" + unsetMark)
-	case !set:
-		e.write(unsetMark + marks.Replace(written) + unsetMark)
-	default:
-		e.value(sh.changed(value, op, colon), quoted)
-	}
-}
-
-// element writes elements of an array.
-func (e *expansion) element(values []string, index, after, written string, quoted bool) {
-	switch {
-	case index == "@" || index == "*":
-		if op := strings.TrimPrefix(after, ":"); op != "" && strings.IndexByte("-+=?", op[0]) >= 0 {
-			lacks := len(values) == 0 || op != after && strings.Join(values, " ") == ""
-			if op[0] == '+' && lacks {
-				return
-			}
-			if op[0] == '+' || lacks && op[0] != '?' {
-				e.some = e.some || quoted
-				e.expand(op[1:], quoted)
-				return
-			}
-		}
-		if from, length, ok := sliced(after); ok {
-			values = slice(values, from, length)
-		}
-		if index == "*" && quoted { // one word
-			e.value(strings.Join(values, " "), true)
-			return
-		}
-		for i, v := range values {
-			if e.sh.letters > mostLetters {
-				return
-			}
-			if i > 0 && e.split {
-				e.end()
-			} else if i > 0 {
-				e.write(" ")
-			}
-			if quoted {
-				e.some = true
-			}
-			e.value(v, quoted)
-		}
-	default:
-		n, ok := e.sh.arithmetic(index)
-		switch {
-		case !ok:
-			e.write(unsetMark + marks.Replace(written) + unsetMark)
-		default:
-			for _, v := range slice(values, n, 1) {
-				e.value(v, quoted)
-			}
-		}
-	}
-}
-
-// sliced returns the offset and the length of ":1" or ":1:2". Without a length it is all that is
-// left. What begins with ":-", ":+", ":=" or ":?" is none: a negative offset has a space or a
-// parenthesis before it.
-func sliced(op string) (from, length int, ok bool) {
-	op, ok = strings.CutPrefix(op, ":")
-	if op != "" && strings.IndexByte("-+=?", op[0]) >= 0 {
-		return 0, 0, false
-	}
-	text, most, has := strings.Cut(op, ":")
-	from, err := strconv.Atoi(strings.Trim(text, " ()"))
-	length = math.MaxInt
-	if has && err == nil {
-		length, err = strconv.Atoi(strings.TrimSpace(most))
-	}
-	return from, length, ok && err == nil && length >= 0
-}
-
-// cut returns where a part of n letters or elements begins and ends. A negative offset counts
-// from the end.
-func cut(n, from, length int) (first, end int) {
-	if from < 0 {
-		from += n
-	}
-	if from < 0 || from > n {
-		return 0, 0
-	}
-	return from, from + min(length, n-from)
-}
-
-// slice returns a part of an array.
-func slice(of []string, from, length int) []string {
-	first, end := cut(len(of), from, length)
-	return of[first:end]
-}
-
-// replacement divides old/with at the first slash that is in no quotes and does not begin old.
-func replacement(text string) (old, with string) {
-	s := &scanner{text: text}
-	for at := 0; at < len(text); at++ {
-		switch c := text[at]; {
-		case c == '\\':
-			at++
-		case c == '/' && at > 0:
-			return text[:at], text[at+1:]
-		case strings.IndexByte("\"'$`", c) >= 0:
-			if end, err := s.quoted(at); err == nil {
-				at = end - 1
-			}
-		}
-	}
-	return text, ""
-}
-
-// changed applies the operators that change a value: % and # with a text or a star, / with
-// texts, and an offset with a length. Variables are put into the texts.
-func (sh *shell) changed(value, op string, colon bool) string {
-	if colon {
-		if from, length, ok := sliced(":" + op); ok {
-			first, end := cut(len(value), from, length)
-			return value[first:end]
-		}
-		return value
-	}
-	pattern := sh.text(strings.TrimLeft(op, "%#"))
-	replace, global := strings.CutPrefix(strings.TrimPrefix(op, "/"), "/")
-	old, with := replacement(replace)
-	fixed := !strings.ContainsAny(old, "*?[\\#%{(`") && !strings.ContainsRune(with, '\\')
-	switch old = sh.text(old); {
-	case strings.HasPrefix(op, "/") && old != "" && fixed:
-		times := 1
-		if global {
-			times = -1
-		}
-		return strings.Replace(value, old, sh.text(with), times)
-	case strings.HasPrefix(op, "%"):
-		if cut, ok := strings.CutSuffix(pattern, "*"); ok {
-			find := strings.LastIndex
-			if strings.HasPrefix(op, "%%") {
-				find = strings.Index
-			}
-			if i := find(value, cut); i >= 0 && cut != "" {
-				return value[:i]
-			}
-			return value
-		}
-		return strings.TrimSuffix(value, pattern)
-	case strings.HasPrefix(op, "#"):
-		if cut, ok := strings.CutPrefix(pattern, "*"); ok {
-			find := strings.Index
-			if strings.HasPrefix(op, "##") {
-				find = strings.LastIndex
-			}
-			if i := find(value, cut); i >= 0 && cut != "" {
-				return value[i+len(cut):]
-			}
-			return value
-		}
-		return strings.TrimPrefix(value, pattern)
-	case op == "^^" || op == "@U":
-		return strings.ToUpper(value)
-	case op == ",," || op == "@L":
-		return strings.ToLower(value)
-	}
-	return value
 }

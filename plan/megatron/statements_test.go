@@ -19,8 +19,8 @@ import (
 // program draws scripts whose variables are all set.
 type program struct {
 	*rand.Rand
-	b    strings.Builder
-	deep int
+	b           strings.Builder
+	deep, loops int
 }
 
 func (p *program) one(of ...string) string { return of[p.IntN(len(of))] }
@@ -57,7 +57,7 @@ func (p *program) body() {
 }
 
 func (p *program) statement() {
-	kind := p.IntN(20)
+	kind := p.IntN(24)
 	if p.deep > 3 {
 		kind = p.IntN(8)
 	}
@@ -115,6 +115,25 @@ func (p *program) statement() {
 		p.line(p.one("while false; do", "until true; do"))
 		p.body()
 		p.line("done")
+	case 20, 21:
+		head := p.one("for ((K = 0; K < 3; K++)); do", "for ((K=2;K;K--))\ndo", "for X in {1..3} $Y; do", `while [ $((K++)) -lt 3 ]; do`, "while ((K++ < 4)); do", "until [[ $K -ge 2 ]]; do K=$((K + 1))", "for ((;;)); do ((++K > 9)) && break", "while true; do if (( K++ >= 3 )); then break; fi")
+		p.loops++ // nested loops count apart
+		p.line(strings.ReplaceAll("K=0; "+head, "K", fmt.Sprint("K", p.loops)))
+		if p.IntN(2) == 0 {
+			p.line(p.test() + p.one(" && continue", " && break", " || continue", " && break 2"))
+		}
+		p.body()
+		p.line("done")
+	case 22:
+		p.line("case " + p.one(`"$X"`, "$N", "${Y}") + " in")
+		for range 2 + p.IntN(2) {
+			p.line(p.one("ab", "a*", "1|2", "[0-9]", "'*'", `\?`, "[[:digit:]]", `"$Y"`, "$X", "[!a]*", "*") + ")")
+			p.body()
+			p.line(p.one(";;", ";&", ";;&"))
+		}
+		p.line("esac")
+	case 23:
+		p.line(p.one("f() { if "+p.test()+"; then X=ret; return; fi; X=end; }; f", "f() { for X in 1 2 3; do [ $X = 2 ] && return 1; done; }; f", "declare -i N; N=N+1", "declare -u Y; Y=low; declare +u Y", "A+=x; X=${A[0]}", "A=one; X=${A[@]}", "A[0]+=y", "A[-1]=last", "X=${X%%[0-9]*}; X=${X:-0}", "Y=${Y//[!a-z]/}; Y=${Y:-0}", `IFS=, ; X="${A[*]}"; Y='p,q'; Y=$Y; set -- $Y; unset IFS`, "(( N = N > 5 ? 1 : N + 1, Y = N ))", "X=8; Y=$(( X / 2 > 3 ? 4 : 2 ))", "shopt -s extglob"))
 	case 18:
 		p.line("bash <<" + p.one("END", "'END'"))
 		p.line("X=here")
@@ -138,7 +157,7 @@ func TestStatementsAsInBash(t *testing.T) {
 	const given, launch = "X=ab\nY=2\nN=3\nA=(r 's t')\ncall() { Y=\"called $#\"; }\nset -- first 'second one'\n", "python x.py --x \"$X\" --y \"$Y\" --a \"${A[@]}\" --count $N --rest \"$@\" --flag\n"
 	var scripts []string
 	all := `python() { printf '\n@'; printf ' <%s>' "$@"; }; export -f python` + "\n"
-	for i := range 180 {
+	for i := range 400 {
 		p := &program{Rand: rand.New(rand.NewPCG(uint64(i), 3))}
 		for range 1 + p.IntN(6) {
 			p.statement()
