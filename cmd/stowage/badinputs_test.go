@@ -47,6 +47,26 @@ plan scan loop`},
 --pp 0
 --pp -1
 --pp 1.5
+--pp 0x2
+--pp 0b1
+--pp 1_0
+--pp 2e0
+--pp ' 2'
+--pp '2 '
+--pp ٢
+--steps=0x10
+--steps 0o7
+--seed 0x1
+--lr nonsense
+--lr 0x1p-9
+--lr 1_0e-3
+--lr '0.1 '
+--lr ٠.١
+--lr 0,1
+--lr 1e
+--lr 1e999
+--aux-loss 0x1
+--device cuda:+1
 --pp ''
 --pp 99999999999999999999
 --pp 300
@@ -190,6 +210,20 @@ fast
 --budget 60XB`},
 	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
 --html --json
+--tp 0x2
+--tp 1_0
+--tp 2e0
+--pipeline-model-parallel-size 4.0
+--seq '4096 '
+--gpus 0x20
+--gpus 3_2
+--gpus-per-node 0b1
+--routing skewed:0x2
+--routing skewed:inf
+--rank +1
+--fraction 0x1p-1 --offload core_attn
+--stash 1_0
+--offload-bytes 0x1p-1 --offload core_attn
 --gpus 0
 --gpus -8
 --gpus ''
@@ -444,6 +478,8 @@ now`},
 --link-gbps ''
 --link-gbps 0
 --link-gbps 1,2,3
+--link-gbps 0x1
+--link-gbps 1_0
 --trace ''
 --trace no/x
 --trace a --report a

@@ -17,6 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/memory"
@@ -219,8 +220,8 @@ func (x *offloadFlags) open(watch device.Observer) (device.Device, error) {
 	}
 	var rates []float64
 	for part := range strings.SplitSeq(x.links, ",") {
-		f, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
-		if err != nil || !(f >= leastRate && f <= mostRate) {
+		f, ok := input.Number(strings.TrimSpace(part))
+		if !ok || !(f >= leastRate && f <= mostRate) {
 			return nil, usagef("--link-gbps must be one or two numbers between %g and %.0f, such as 1 or 1,2, not %q", leastRate, mostRate, x.links)
 		}
 		rates = append(rates, f*1e9)

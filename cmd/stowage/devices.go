@@ -40,7 +40,7 @@ func (c *deviceChoice) Set(s string) error {
 	if numbered {
 		ordinal, err = strconv.Atoi(number)
 	}
-	if err != nil || ordinal < 0 || backend != "cuda" && s != "cpu" {
+	if err != nil || ordinal < 0 || strings.HasPrefix(number, "+") || backend != "cuda" && s != "cpu" {
 		return errors.New("choose cpu, cuda, or cuda:1 for the second GPU")
 	}
 	*c = deviceChoice{backend: backend, ordinal: ordinal}

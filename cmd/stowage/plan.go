@@ -369,7 +369,7 @@ func (f *planFlags) ranks(r *planview.Report) (out []int, err error) {
 		return out, nil
 	}
 	n, err := strconv.Atoi(f.rank)
-	if err != nil || n < 0 || n >= len(r.Ranks) {
+	if err != nil || n < 0 || n >= len(r.Ranks) || strings.HasPrefix(f.rank, "+") {
 		which := fmt.Sprintf("not one of the %d pipeline ranks; write 0 to %d", len(r.Ranks), len(r.Ranks)-1)
 		if len(r.Ranks) == 1 {
 			which = "not a pipeline rank, because there is only one; write 0"

@@ -99,7 +99,10 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
 	}
 	var found *examined
-	var err error
+	err := plainNumbers(w.settings)
+	if err != nil {
+		return nil, nil, err
+	}
 	if j.doctor != "" {
 		if found, err = j.readDoctor(); err != nil {
 			return nil, nil, err
@@ -392,6 +395,25 @@ func (j *jobFlags) source() (name string, err error) {
 	return found[0], nil
 }
 
+// counts are the settings that count something.
+var counts = []string{"tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs", "seq", "prefetch"}
+
+// plainNumbers returns an error if a setting that counts something is not written in decimal digits, as all numbers on a
+// command line are. Files may have 1_000 or 4e3, as Python writes them.
+func plainNumbers(settings map[string][]string) error {
+	for _, w := range config.Words {
+		for _, name := range []string{w.Short, w.Long} {
+			if !slices.Contains(counts, w.Short) || name == "" || len(settings[name]) != 1 {
+				continue
+			}
+			if value := settings[name][0]; !input.IsWhole(value) && !strings.EqualFold(value, "none") && value != "" {
+				return usagef("--%s expects a whole number such as 8, got %q", name, value)
+			}
+		}
+	}
+	return nil
+}
+
 // route translates --routing into settings.
 func (j *jobFlags) route(settings map[string][]string) error {
 	kind, value, _ := strings.Cut(j.routing, ":")
@@ -411,10 +433,11 @@ func (j *jobFlags) route(settings map[string][]string) error {
 		settings["routing"] = []string{kind}
 		return nil
 	case "skewed":
-		if x, err := strconv.ParseFloat(value, 64); err != nil || !(x >= 1 && x <= 1e6) {
+		x, ok := input.Number(value)
+		if !ok || !(x >= 1 && x <= 1e6) {
 			return usagef("--routing skewed:%s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", value)
 		}
-		j.skew, _ = strconv.ParseFloat(value, 64)
+		j.skew = x
 		settings["routing"] = []string{value}
 		return nil
 	case "counts", "trace": // trace is the old word

@@ -6,13 +6,16 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
 )
 
@@ -66,7 +69,8 @@ func checkWords(cmd *cobra.Command, args []string) error {
 var octal = regexp.MustCompile(`^[+-]?0[0-9]+$`)
 
 // checkValues returns an error for what the flag parser would take for something else: a
-// whole number that begins with 0, which it reads as C does, so that 010 is 8; a flag where
+// number that is not written in decimal digits, such as 0x10 or 1_000; a whole number that
+// begins with 0, which it reads as C does, so that 010 is 8; a flag where
 // the value of another one was left out; and words behind --version.
 func checkValues(root *cobra.Command, args []string) error {
 	cmd, rest, err := root.Find(args)
@@ -98,8 +102,30 @@ func checkValues(root *cobra.Command, args []string) error {
 				return &usageError{cmd: cmd, text: fmt.Sprintf("expected a value after --%s, got the flag --%s; give one, or write --%[1]s=%[3]s if you mean that", f.Name, next.Name, value)}
 			}
 		}
+		if err := notDecimal(f, value); err != nil {
+			return &usageError{cmd: cmd, text: err.Error()}
+		}
 		if octal.MatchString(value) && slices.Contains([]string{"int", "int64", "uint64"}, f.Value.Type()) {
 			return &usageError{cmd: cmd, text: fmt.Sprintf("--%s %s begins with 0; write it without", f.Name, value)}
+		}
+	}
+	return nil
+}
+
+// notDecimal returns an error if a flag takes a number and the value is not one in decimal digits. Those that mean no
+// number or none that has an end are left to the checks of ranges, which name them.
+func notDecimal(f *pflag.Flag, value string) error {
+	switch f.Value.Type() {
+	case "int", "int64", "uint64":
+		if !input.IsWhole(value) {
+			return usagef("--%s expects a whole number such as 8, got %q", f.Name, value)
+		}
+	case "float64":
+		if x, err := strconv.ParseFloat(value, 64); err == nil && (math.IsNaN(x) || math.IsInf(x, 0)) {
+			return nil
+		}
+		if _, ok := input.Number(value); !ok {
+			return usagef("--%s expects a number such as 0.5, got %q", f.Name, value)
 		}
 	}
 	return nil

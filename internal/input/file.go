@@ -2,8 +2,8 @@
 // a mistyped path or a hostile file ends in a sentence and neither hangs nor takes the
 // machine's memory.
 //
-// This file owns opening and reading files, yaml.go parsing YAML, and json.go the words
-// for JSON that cannot be read. Package
+// This file owns opening and reading files, yaml.go parsing YAML, json.go the words
+// for JSON that cannot be read, and number.go numbers. Package
 // encoding/json bounds depth itself and takes memory in proportion to the text, so the
 // size of a file is all that JSON needs.
 package input

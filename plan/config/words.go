@@ -8,9 +8,9 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
@@ -169,8 +169,8 @@ func (t *translator) choice(name, given string, among ...string) string {
 }
 
 func (t *translator) number(name, given string, least, most float64) float64 {
-	f, err := strconv.ParseFloat(given, 64)
-	if err != nil || !(f >= least && f <= most) {
+	f, ok := input.Number(given)
+	if !ok || !(f >= least && f <= most) {
 		t.fail(name, given, fmt.Sprintf("is wrong; expected a number from %g to %g", least, most))
 		return 0
 	}

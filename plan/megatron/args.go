@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -188,15 +190,22 @@ func (r *reader) count(name string, otherwise int) int { return r.atLeast(0, nam
 // positive reads a count that must not be zero.
 func (r *reader) positive(name string, otherwise int) int { return r.atLeast(1, name, otherwise) }
 
+// grouped are digits with underscores between them, as Python writes large numbers.
+var grouped = regexp.MustCompile(`^[+-]?[0-9]+(_[0-9]+)+$`)
+
 // atLeast reads a count. It must be whole, even if a file writes it as 4e3.
 func (r *reader) atLeast(least float64, name string, otherwise int) int {
 	w, ok := r.oneWord(name)
 	if !ok {
 		return otherwise
 	}
-	f, err := strconv.ParseFloat(strings.ReplaceAll(w, "_", ""), 64)
+	digits := w
+	if grouped.MatchString(w) {
+		digits = strings.ReplaceAll(w, "_", "")
+	}
+	f, ok := input.Number(digits)
 	switch {
-	case err != nil || f != math.Trunc(f):
+	case !ok || f != math.Trunc(f):
 		r.fail("--%s %s: a whole number is expected", name, shown(w))
 	case f < least:
 		r.fail("--%s %s: the number must be at least %g", name, shown(w), least)
@@ -213,8 +222,8 @@ func (r *reader) number(name string, otherwise float64) float64 {
 	if !ok {
 		return otherwise
 	}
-	f, err := strconv.ParseFloat(w, 64)
-	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+	f, ok := input.Number(w)
+	if !ok {
 		r.fail("--%s %s: a number is expected", name, shown(w))
 		return otherwise
 	}
