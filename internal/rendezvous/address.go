@@ -72,15 +72,21 @@ func atLeader(place *launcher.Place) (*meeting, error) {
 
 // plain returns what an error of the network is about, without the calls that had it.
 func plain(err error) error {
-	var name *net.DNSError
 	var no syscall.Errno
 	switch {
-	case errors.As(err, &name) && name.IsNotFound:
+	case nameless(err):
 		return errors.New("there is no such host")
 	case errors.As(err, &no):
 		return no
 	}
 	return err
+}
+
+// nameless reports whether the name of a host is not known. It may become known, as names of pods do, and is more often
+// mistyped, so the user hears of it at once.
+func nameless(err error) bool {
+	var name *net.DNSError
+	return errors.As(err, &name) && name.IsNotFound
 }
 
 // maxAddresses bounds an invitation: machines with many networks of containers have hundreds
@@ -244,7 +250,7 @@ func (m *meeting) connect(ctx context.Context, place *launcher.Place, opts Optio
 		} else if ctx.Err() == nil {
 			return nil, err
 		}
-		if last != nil && !told && time.Since(began) >= opts.Patience {
+		if last != nil && !told && (nameless(last) || time.Since(began) >= opts.Patience) {
 			told = true
 			opts.Waits(fmt.Sprintf("rank %d on %s waits for rank 0 at %s: %v", place.Rank, place.Host, address, plain(last)))
 		}

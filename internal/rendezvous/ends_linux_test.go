@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -104,6 +105,30 @@ func TestSearchSaysThatRankZeroIsMissing(t *testing.T) {
 	}
 }
 
+// Rank 0 says once who has not come for as long as its patience, and nothing if all are there.
+func TestLeaderSaysWhoIsMissing(t *testing.T) {
+	for size, want := range map[int][]string{3: {"rank 0 on h waits for other ranks at (pipe) (missing: ranks 1 and 2)"}, 0: nil} {
+		synctest.Test(t, func(t *testing.T) {
+			var said []string
+			opts := Options{Patience: 5 * time.Second, Timeout: time.Minute, Waits: func(text string) { said = append(said, text) }}
+			service := &service{listener: nobody{}, leader: launcher.Place{Host: "h"}, opts: opts, members: make([]*member, size)}
+			if size > 0 {
+				service.members[0] = &member{}
+			}
+			s := &Session{service: service, opts: opts, complete: make(chan struct{}), failed: make(chan struct{}), place: launcher.Place{LocalKnown: true}}
+			time.AfterFunc(time.Minute, func() { close(s.complete) })
+			if err := s.awaitAll(t.Context()); err != nil || !slices.Equal(said, want) {
+				t.Errorf("%v; it says %q, want %q", err, said, want)
+			}
+		})
+	}
+}
+
+// nobody is a listener that nobody reaches.
+type nobody struct{ net.Listener }
+
+func (nobody) Addr() net.Addr { return &net.UnixAddr{Name: "(pipe)", Net: "unix"} }
+
 // A rank that has not reached rank 0 for as long as its patience says once what it waits for.
 func TestSearchSaysWhatItWaitsFor(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -124,6 +149,27 @@ func TestSearchSaysWhatItWaitsFor(t *testing.T) {
 		t.Error("somebody is there")
 	}
 	if want := "rank 1 on h waits for rank 0 at 127.0.0.1:" + port + ": connection refused"; len(said) != 1 || said[0] != want {
+		t.Errorf("it says %q, want %q once", said, want)
+	}
+}
+
+// A rank whose name for rank 0 nobody knows says so at once: it is more often mistyped than not known yet.
+func TestSearchForANameThatNobodyKnows(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	calls, said := 0, []string(nil)
+	m := &meeting{invited: func(context.Context) (*invitation, error) {
+		if calls++; calls == 4 {
+			cancel()
+		}
+		return &invitation{Port: "29500", Addresses: []string{"no..such..host"}}, nil // which needs no network to be wrong
+	}}
+	opts := Options{Patience: time.Hour, Waits: func(text string) { said = append(said, text) }}
+	_, err := m.connect(ctx, &launcher.Place{Rank: 1, Host: "h"}, opts)
+	if err == nil || !strings.Contains(err.Error(), "there is no such host") {
+		t.Errorf("the error is %v", err)
+	}
+	if want := "rank 1 on h waits for rank 0 at no..such..host:29500: there is no such host"; len(said) != 1 || said[0] != want {
 		t.Errorf("it says %q, want %q once", said, want)
 	}
 }

@@ -38,7 +38,8 @@ type Options struct {
 	Patience time.Duration
 
 	// Waits, unless it is nil, is told once what this rank waits for if it has not reached rank
-	// 0 within Patience.
+	// 0 within Patience, or at once if nobody knows the name of its host; and by rank 0 who has not come
+	// within Patience.
 	Waits func(text string)
 
 	// Now reads the clock of this rank's traces, in nanoseconds. Without it, the clock
@@ -103,6 +104,15 @@ func join(ctx context.Context, place *launcher.Place, opts Options) (*Session, e
 
 // awaitAll waits until all ranks have come.
 func (s *Session) awaitAll(ctx context.Context) error {
+	if s.service != nil { // others say what they wait for until they have reached it
+		select {
+		case <-s.complete:
+		case <-s.failed:
+		case <-ctx.Done():
+		case <-time.After(s.opts.Patience):
+			s.service.late(s.opts)
+		}
+	}
 	select {
 	case <-s.complete:
 		s.findLocal()

@@ -381,17 +381,32 @@ func (s *service) conclude(f *Failure) {
 	s.tell(&message{Kind: failureOf, Failure: f})
 }
 
+// missing returns the ranks that have not come. The caller has the lock.
+func (s *service) missing() (ranks []int) {
+	for rank, m := range s.members {
+		if m == nil {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// late tells who has not come within Patience.
+func (s *service) late(opts Options) {
+	s.mu.Lock()
+	missing := s.missing()
+	s.mu.Unlock()
+	if len(missing) > 0 && opts.Waits != nil {
+		opts.Waits(fmt.Sprintf("rank 0 on %s waits for other ranks at %s (missing: %s)", s.leader.Host, s.listener.Addr(), launcher.Ranks(missing)))
+	}
+}
+
 // giveUp fails the job because ranks have not come.
 func (s *service) giveUp(after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gaveUp = true
-	var missing []int
-	for rank, m := range s.members {
-		if m == nil {
-			missing = append(missing, rank)
-		}
-	}
+	missing := s.missing()
 	if len(missing) == 0 {
 		return
 	}
