@@ -266,6 +266,38 @@ func TestTrainResumesOnAnotherLayout(t *testing.T) { // SPEC S7.5
 	}
 }
 
+// A run that is damaged is a failure and no wrong command line, whatever part of it is damaged.
+func TestTrainDamagedRuns(t *testing.T) {
+	words := inFolder(t)
+	trained(t, words+"--policy none --steps 2 --save-every 0 --out run")
+	const step = "run/checkpoints/step-00000002"
+	for want, spoil := range map[string]func() error{
+		"run/config.yaml, line 1: expected YAML": func() error { return os.WriteFile("run/config.yaml", []byte("model: [\n"), 0o644) },
+		"run/config.yaml, line 1: unknown key":   func() error { return os.WriteFile("run/config.yaml", []byte("colour: red\n"), 0o644) },
+		"the only checkpoint in run/checkpoints is damaged: start a new run in another folder": func() error {
+			return os.Truncate(step+"/checkpoint.json", 9)
+		},
+		"the only checkpoint in run/checkpoints is damaged: start a new run": func() error { // and there are no options
+			return errors.Join(os.Remove("run/config.yaml"), os.Truncate(step+"/checkpoint.json", 9))
+		},
+		"its checkpoints are not in run/checkpoints": func() error { return os.RemoveAll("run/checkpoints") },
+	} {
+		if err := os.CopyFS("kept", os.DirFS("run")); err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		_, stderr, code := command("train", "--out", "run", "--resume", "--steps", "3")
+		if code != exitFailure || !strings.Contains(stderr, "stowage: ") || !strings.Contains(stderr, want) || strings.Contains(stderr, "--help") {
+			t.Errorf("%s: code %d, errors %q", want, code, stderr)
+		}
+		if err := errors.Join(os.RemoveAll("run"), os.Rename("kept", "run")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A finished run whose checkpoints are gone is not started again: that would lose its
 // metrics. One that was stopped before its first checkpoint is.
 func TestTrainLostCheckpoints(t *testing.T) {
@@ -275,8 +307,8 @@ func TestTrainLostCheckpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := contents(t, "run")
-	const want = "stowage: --resume: the run in run finished 2 steps, but its checkpoints are not in run/checkpoints; put them back, or start a new run in another folder; see `stowage train --help`\n"
-	if stdout, stderr, code := command("train", "--out", "run", "--resume", "--steps", "3"); code != exitUsage || stdout != "" || stderr != want {
+	const want = "stowage: the run in run finished 2 steps, but its checkpoints are not in run/checkpoints; put them back, or start a new run in another folder\n"
+	if stdout, stderr, code := command("train", "--out", "run", "--resume", "--steps", "3"); code != exitFailure || stdout != "" || stderr != want {
 		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
 	}
 	if !maps.Equal(contents(t, "run"), before) {

@@ -172,6 +172,18 @@ func Cause(err error) error {
 	return err
 }
 
+// Denied returns what to do about a file of a run that may not be read or written, as the end of a sentence. It returns
+// nothing if another thing is wrong.
+func Denied(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "; give this user the right to it"
+	case errors.Is(err, syscall.EROFS):
+		return "; choose a folder that can be written to"
+	}
+	return ""
+}
+
 // Hub returns a hint, as the end of a sentence, about the file of a model that is not there
 // and that may be meant as a name at a hub, such as org/model, or as an address.
 func Hub(name string, err error) string {

@@ -127,6 +127,20 @@ func TestCause(t *testing.T) {
 	}
 }
 
+func TestDenied(t *testing.T) {
+	for err, want := range map[error]string{
+		&fs.PathError{Op: "open", Path: "p", Err: unix.EACCES}: "; give this user the right to it",
+		&fs.PathError{Op: "open", Path: "p", Err: unix.EPERM}:  "; give this user the right to it",
+		&fs.PathError{Op: "open", Path: "p", Err: unix.EROFS}:  "; choose a folder that can be written to",
+		&fs.PathError{Op: "open", Path: "p", Err: unix.EIO}:    "",
+		fs.ErrNotExist: "",
+	} {
+		if got := input.Denied(err); got != want {
+			t.Errorf("%v gives %q, want %q", err, got, want)
+		}
+	}
+}
+
 // A file may have as many bytes as the limit, and one more is an error that names it, whether the
 // size is known before or not.
 func TestLimitOfBytes(t *testing.T) {

@@ -88,8 +88,8 @@ func (f *folder) look(resume bool, p *Progress) (*checkpoint.Checkpoint, error) 
 		c, err := checkpoint.Latest(o)
 		if errors.Is(err, checkpoint.ErrNone) {
 			if s, err := f.readSummaryFile(); err == nil && s.Finished { // its last checkpoint was on the disk
-				return nil, blame("Resume", fmt.Errorf("the run in %s finished %d steps, but its checkpoints are not in %s; put them back, or start a new run in another folder",
-					f.dir, s.Steps, f.path("checkpoints")))
+				return nil, fmt.Errorf("the run in %s finished %d steps, but its checkpoints are not in %s; put them back, or start a new run in another folder",
+					f.dir, s.Steps, f.path("checkpoints"))
 			}
 			p.Say("the run in %s has no checkpoint yet; starting from the first step", f.dir)
 			return nil, nil
@@ -163,7 +163,7 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 	}
 	was, err := f.remember(configName)
 	if err != nil {
-		return blame("Folder", fmt.Errorf("cannot read %s: %w", f.path(configName), input.Cause(err)))
+		return blame("Folder", fmt.Errorf("cannot read %s: %w%s", f.path(configName), input.Cause(err), input.Denied(err)))
 	}
 	if o.read != nil && !bytes.Equal(o.read, was) {
 		return blame("Folder", fmt.Errorf("another process changed the options in %s meanwhile; try again", f.path(configName)))
@@ -176,7 +176,7 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 		return blame("Folder", err)
 	}
 	if err := disk.WriteFile(f.disk, f.path(configName), text); err != nil {
-		return blame("Folder", fmt.Errorf("cannot write %s: %w", f.path(configName), input.Cause(err)))
+		return blame("Folder", fmt.Errorf("cannot write %s: %w%s", f.path(configName), input.Cause(err), input.Denied(err)))
 	}
 	if err := f.openMetrics(done, warn); err != nil {
 		return blame("Folder", err)

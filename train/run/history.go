@@ -81,12 +81,12 @@ func (f *folder) openMetrics(done int, warn func(string)) (err error) {
 	path := f.path(metricsName)
 	keep, err := f.readMetrics(done, warn)
 	if err != nil {
-		return fmt.Errorf("cannot read %s: %w", path, input.Cause(err))
+		return fmt.Errorf("cannot read %s: %w%s", path, input.Cause(err), input.Denied(err))
 	}
 	size := keep.size
 	if keep.text != nil {
 		if err := disk.WriteFile(f.disk, path, keep.text); err != nil {
-			return fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
+			return fmt.Errorf("cannot write %s: %w%s", path, input.Cause(err), input.Denied(err))
 		}
 		keep.size = int64(len(keep.text))
 	}
@@ -94,10 +94,10 @@ func (f *folder) openMetrics(done int, warn func(string)) (err error) {
 		f.cut = &tail{size, keep.tail}
 	}
 	if f.metrics, err = f.disk.Append(path, keep.size); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
+		return fmt.Errorf("cannot write %s: %w%s", path, input.Cause(err), input.Denied(err))
 	}
 	if err := f.disk.SyncDir(f.dir); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
+		return fmt.Errorf("cannot write %s: %w%s", path, input.Cause(err), input.Denied(err))
 	}
 	return nil
 }

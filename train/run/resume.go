@@ -19,7 +19,7 @@ import (
 
 // ResumeOptions reads the options of the run in a folder. If config.yaml is missing, empty
 // or cut short, they are those in the last checkpoint, and [Job.Run] says so. It returns
-// an *InputError if the folder holds no run.
+// an *InputError if the folder holds no run, and another error if what it holds is damaged.
 func ResumeOptions(dir string) (Options, error) { return resumeOptions(disk.OS{}, dir) }
 
 func resumeOptions(d disk.FS, dir string) (Options, error) {
@@ -34,7 +34,7 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 		if errors.Is(err, syscall.ENOTDIR) {
 			return o, blame("Folder", fmt.Errorf("%s is a file; give the folder of the run", dir))
 		}
-		return o, blame("Resume", fmt.Errorf("cannot read %s: %w", file, input.Cause(err)))
+		return o, fmt.Errorf("cannot read %s: %w%s", file, input.Cause(err), input.Denied(err))
 	case blank(text):
 		problem = "is empty"
 	case cutShort(text):
@@ -42,7 +42,7 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 	}
 	if problem == "" {
 		if err := o.parse(file, text); err != nil {
-			return o, blame("Resume", err)
+			return o, err
 		}
 		o.read = text
 		return o, nil
@@ -55,7 +55,7 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 		return o, blame("Resume", fmt.Errorf("%s %s, and there is no checkpoint to take the options from; start the run again without resuming", file, problem))
 	}
 	if err != nil {
-		return o, blame("Resume", err)
+		return o, err
 	}
 	var saved string
 	if json.Unmarshal(c.Run, &saved) != nil || saved == "" {
@@ -63,7 +63,7 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 		return o, nil
 	}
 	if err := o.parse(filepath.Join(c.Path, "checkpoint.json"), []byte(saved)); err != nil {
-		return o, blame("Resume", err)
+		return o, err
 	}
 	o.note = fmt.Sprintf("%s %s; the options are those of the checkpoint of step %d", file, problem, c.Step)
 	return o, nil

@@ -127,7 +127,7 @@ func Steps(o Options) ([]int, error) {
 	case errors.Is(err, syscall.ENOTDIR):
 		return nil, fmt.Errorf("%s is no folder; move it, or choose another folder", o.folder())
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), input.Cause(err))
+		return nil, fmt.Errorf("cannot read the folder %s: %w%s", o.folder(), input.Cause(err), input.Denied(err))
 	}
 	var steps []int
 	for _, name := range names {

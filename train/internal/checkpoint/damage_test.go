@@ -414,8 +414,23 @@ func TestWordsOfFailures(t *testing.T) {
 		{syscall.EIO, 5, "cannot write the checkpoint of step 7 to " + o.folder()},
 	} {
 		err := o.failed(7, x.need, x.err)
-		if !strings.HasPrefix(err.Error(), x.want) || !strings.HasSuffix(err.Error(), "; earlier checkpoints, if any, are complete") || !errors.Is(err, x.err) {
+		if !strings.HasPrefix(err.Error(), x.want) || !strings.HasSuffix(err.Error(), "; earlier checkpoints are complete") || !errors.Is(err, x.err) {
 			t.Errorf("%v, want %s", err, x.want)
 		}
+	}
+	if err := o.failed(20, 0, syscall.EIO); !strings.HasSuffix(err.Error(), "; earlier checkpoints are complete") {
+		t.Errorf("step 10 is there, and the error is %v", err)
+	}
+	none := o
+	none.Dir += "-new"
+	for _, need := range []int64{0, 5} {
+		if err := none.failed(7, need, syscall.ENOSPC); strings.Contains(err.Error(), "earlier") {
+			t.Errorf("there is no checkpoint, and the error is %v", err)
+		}
+	}
+	m.Arm(1, disktest.Fails)
+	defer m.Disarm()
+	if err := o.failed(7, 0, syscall.EIO); !strings.HasSuffix(err.Error(), "; earlier checkpoints, if any, are complete") {
+		t.Errorf("whether there are checkpoints is not known, and the error is %v", err)
 	}
 }

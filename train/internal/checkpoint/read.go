@@ -59,6 +59,9 @@ func Latest(o Options) (*Checkpoint, error) {
 	if refused {
 		return nil, fmt.Errorf("no checkpoint in %s can be read, and some may be whole: mend what the warnings name, and resume again", o.folder())
 	}
+	if len(steps) == 1 {
+		return nil, fmt.Errorf("the only checkpoint in %s is damaged: start a new run in another folder", o.folder())
+	}
 	return nil, fmt.Errorf("all %d checkpoints in %s are damaged: start a new run in another folder", len(steps), o.folder())
 }
 

@@ -146,7 +146,7 @@ func (s *Store) complete(d *Draft, files []File) error {
 		if there, err := s.disk.Exists(filepath.Join(work, f.Name)); err != nil {
 			return s.failed(d.Step, need, err)
 		} else if !there {
-			return fmt.Errorf("cannot write the checkpoint of step %d: %s was written, but is not in %s; choose a folder that all machines share; earlier checkpoints, if any, are complete", d.Step, f.Name, s.folder())
+			return fmt.Errorf("cannot write the checkpoint of step %d: %s was written, but is not in %s; choose a folder that all machines share%s", d.Step, f.Name, s.folder(), s.earlier(d.Step))
 		}
 	}
 	text, err := m.encode()
@@ -226,7 +226,7 @@ func (o Options) Write(d *Draft, ranks []Rank) ([]File, error) {
 	wait.Wait()
 	for _, err := range errs {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("cannot write the checkpoint of step %d: there is no folder %s on this machine; choose a folder that all machines share; earlier checkpoints, if any, are complete", d.Step, o.work(d))
+			return nil, fmt.Errorf("cannot write the checkpoint of step %d: there is no folder %s on this machine; choose a folder that all machines share%s", d.Step, o.work(d), o.earlier(d.Step))
 		}
 		if err != nil {
 			return nil, o.failed(d.Step, need, err) // one sentence is enough: they mostly have one reason
@@ -341,7 +341,19 @@ func (s *Store) remove(path string) {
 // failed returns the error for a checkpoint that could not be written.
 func (o Options) failed(step int, need int64, err error) error {
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && need > 0 {
-		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints, if any, are complete", step, need>>20+1, o.folder(), input.Cause(err))
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder%s", step, need>>20+1, o.folder(), input.Cause(err), o.earlier(step))
 	}
-	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints, if any, are complete", step, o.folder(), input.Cause(err))
+	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w%s", step, o.folder(), input.Cause(err), o.earlier(step))
+}
+
+// earlier ends the error of a checkpoint with what remains: earlier ones, if there are any.
+func (o Options) earlier(step int) string {
+	steps, err := Steps(o)
+	switch {
+	case err != nil:
+		return "; earlier checkpoints, if any, are complete"
+	case slices.ContainsFunc(steps, func(s int) bool { return s != step }):
+		return "; earlier checkpoints are complete"
+	}
+	return ""
 }

@@ -244,7 +244,7 @@ func (s *Saver) tell(mine notice, own error) ([]notice, error) {
 		if own != nil {
 			return nil, own
 		}
-		return nil, fmt.Errorf("cannot complete the checkpoint with the other processes: %w; earlier checkpoints, if any, are complete", err)
+		return nil, fmt.Errorf("cannot complete the checkpoint with the other processes: %w%s", err, s.earlier(-1))
 	}
 	all := make([]notice, len(texts))
 	for i, text := range texts {
