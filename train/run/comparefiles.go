@@ -8,6 +8,7 @@
 package run
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -295,7 +296,11 @@ func (c *collection) open(x *contestant) {
 		x.metrics, err = os.Create(filepath.Join(dir, metricsName))
 	}
 	if err == nil && x.traces != nil {
-		_, _, err = x.traces.attach(c.disk, dir, 0, false)
+		var before []string // of a budget that was too small and is tried again
+		_, before, err = x.traces.attach(c.disk, dir, 0, false)
+		for _, path := range before {
+			err = cmp.Or(err, replaced(path, c.disk.Remove(path)))
+		}
 	}
 	c.warn(err)
 }

@@ -125,12 +125,18 @@ func (s *ModelSpec) load() error {
 		err := input.UnmarshalYAML(text, &keys)
 		var invalid *input.YAMLError
 		switch {
+		case bytes.HasPrefix(text, []byte("version https://git-lfs.")):
+			return refuse("Model", s.Name, "is a pointer of Git LFS in the place of a file", "get the file with git lfs pull")
+		case err != nil && jsonLine(text, wrong) == 0 && strings.HasSuffix(file, ".json"):
+			return refuse("Model", s.Name, "holds no JSON with keys and values", "give the config.json of a model")
 		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
 			return refuse("Model", s.Name, fmt.Sprintf("gives a key of line %d twice", invalid.Line), "leave one of them out")
 		case err != nil && jsonLine(text, wrong) > 0:
-			return refuse("Model", s.Name, fmt.Sprintf("is damaged in line %d: %v", jsonLine(text, wrong), input.Plain(wrong)), "correct it, or give the keys in YAML")
+			return refuse("Model", s.Name, fmt.Sprintf("is damaged in line %d: %v", jsonLine(text, wrong), input.Plain(wrong)), "correct it, or get it anew")
 		case err != nil && !errors.As(err, &invalid):
 			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
+		case err != nil && (strings.HasSuffix(file, ".yaml") || strings.HasSuffix(file, ".yml")) && invalid.Line > 0:
+			return refuse("Model", s.Name, fmt.Sprintf("is not YAML with keys and values in line %d", invalid.Line), "look for a tab, or for a bracket or quote without its other half")
 		case err != nil:
 			return refuse("Model", s.Name, "is neither JSON nor YAML", "give the config.json of a model, or the same keys in YAML")
 		}

@@ -76,7 +76,12 @@ func TestModelFilesThatAreDamaged(t *testing.T) {
 		"{\n\"hidden_size\": 8":                   "is damaged in line 2: it ends too early",
 		"{} {}":                                   "is damaged in line 1: it is not JSON from character 4 on",
 		strings.Repeat(`{"a":`, 20_000) + strings.Repeat("}", 20_000): "is damaged in line 1: it is nested too deeply",
-		"hidden_size: [1, 2\n": "is neither JSON nor YAML",
+		"hidden_size: [1, 2\n":     "holds no JSON with keys and values; give the config.json of a model",
+		"[1, 2]":                   "holds no JSON with keys and values; give the config.json of a model",
+		strings.Repeat("[", 5_000): "holds no JSON with keys and values; give the config.json of a model",
+		`"hidden_size"`:            "holds no JSON with keys and values; give the config.json of a model",
+		"<html>\n404</html>\n":     "holds no JSON with keys and values; give the config.json of a model",
+		"version https://git-lfs.github.com/spec/v1\noid sha256:a": "is a pointer of Git LFS in the place of a file; get the file with git lfs pull",
 	} {
 		file := filepath.Join(t.TempDir(), "config.json")
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -85,6 +90,16 @@ func TestModelFilesThatAreDamaged(t *testing.T) {
 		spec := ModelSpec{Name: file}
 		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %.300v, want %q", text, err, want)
+		} else if strings.Contains(err.Error(), "YAML") {
+			t.Errorf("%.60q: the file is JSON, and the error speaks of YAML: %v", text, err)
 		}
+	}
+	file := filepath.Join(t.TempDir(), "model.yaml")
+	if err := os.WriteFile(file, []byte("hidden_size: 8\nx: [1, 2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	spec := ModelSpec{Name: file}
+	if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "is not YAML with keys and values in line 2; look for a tab, or for a bracket or quote without its other half") {
+		t.Errorf("the error of a file of YAML is %v", err)
 	}
 }

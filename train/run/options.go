@@ -19,6 +19,7 @@ import (
 	"maps"
 	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,6 +142,9 @@ func (o *Options) parse(file string, text []byte) error {
 	if saysNothing(text) {
 		return nil // the parser would set all options to zero
 	}
+	if err := decimal(file, text); err != nil {
+		return err
+	}
 	err := input.UnmarshalYAML(text, o, yaml.Strict())
 	var said yaml.Error
 	switch {
@@ -233,6 +237,30 @@ func checkRead(file string, text []byte) error {
 		x, ok := given[name].(float64)
 		if _, err := strconv.ParseUint(text, 10, 64); errors.Is(err, strconv.ErrRange) || ok && (x != math.Trunc(x) || math.Abs(x) >= 1<<63) {
 			return fmt.Errorf("%s: expected a whole number for %s, got %s", file, name, strings.Replace(fmt.Sprint(given[name]), "e+", "e", 1))
+		}
+	}
+	return nil
+}
+
+// otherNumber is a line with a number that is not written in decimal digits: 0x10, 1_000, or 010, which means different
+// numbers to different readers.
+var otherNumber = regexp.MustCompile(`^(\w+)[ \t]*:[ \t]*["']?([+-]?(?:0[xXoObB][0-9a-fA-FpP_.+-]+|0[0-9_]+|[0-9]+(?:_[0-9]+)+))["']?[ \t\r]*(?:#.*)?$`)
+
+// decimal returns an error if an option that is a number is not written in decimal digits, as on a command line.
+func decimal(file string, text []byte) error {
+	for i, line := range strings.Split(string(text), "\n") {
+		m := otherNumber.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		for f := range reflect.TypeFor[Options]().Fields() {
+			kind := f.Type.Kind()
+			if kind == reflect.Pointer {
+				kind = f.Type.Elem().Kind()
+			}
+			if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name == m[1] && kind >= reflect.Int && kind <= reflect.Float64 {
+				return fmt.Errorf("%s, line %d: expected a number in decimal digits for %s, such as 8, got %s", file, i+1, name, m[2])
+			}
 		}
 	}
 	return nil

@@ -108,3 +108,19 @@ func TestWrongYAML(t *testing.T) {
 		}
 	}
 }
+
+// Numbers of a file of options are decimal digits, as on a command line: others would be read as another number than was meant.
+func TestNumbersOfOptions(t *testing.T) {
+	const want = "c.yaml, line 2: expected a number in decimal digits for "
+	for line, refused := range map[string]string{
+		"steps: 0x10": "steps, such as 8, got 0x10", "steps: 1_000": "steps, such as 8, got 1_000", "seed:  010 # eight or ten": "seed, such as 8, got 010",
+		"steps: '0b11'": "steps, such as 8, got 0b11", "lr: 0x1p-3": "lr, such as 8, got 0x1p-3", "aux_loss: 1_0": "aux_loss, such as 8, got 1_0",
+		"steps: 10": "", "steps: 0": "", "lr: 0.003": "", "lr: 1e-3": "", "hold_out: 0.0": "", "data: 0x10": "", "data: 2024_01": "", "# steps: 0x10": "",
+	} {
+		o := DefaultOptions()
+		err := o.parse("c.yaml", []byte("# options\n"+line+"\n"))
+		if refused == "" && err != nil || refused != "" && (err == nil || err.Error() != want+refused) {
+			t.Errorf("%s: %v, want %s", line, err, refused)
+		}
+	}
+}

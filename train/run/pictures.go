@@ -45,6 +45,7 @@ func (r *run) describe(resumed bool) (part int) {
 	made, aside, err := r.traces.attach(f.disk, f.dir, part, stepped)
 	if f.made, f.aside = append(f.made, made...), aside; err != nil {
 		r.p.Say("warning: %v; the run continues without a trace", err)
+		r.untraced = true
 		return -1
 	}
 	return part
@@ -58,7 +59,7 @@ func (r *run) writePictures(err error) (file string) {
 	if r.folder == nil || r.out.Tokens == 0 && !r.out.Finished && !r.out.idle {
 		return ""
 	}
-	if err != nil {
+	if err != nil && !r.untraced {
 		r.p.Say("warning: the trace is incomplete: %v", err)
 	}
 	lacks := func(name string) bool { return !r.out.idle || !exists(r.folder.path(name)) }

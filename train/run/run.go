@@ -68,15 +68,16 @@ type line struct {
 // run is a run under way.
 type run struct {
 	*Job
-	t      *train.Trainer
-	folder *folder    // nil if nothing is written
-	traces *tracing   // nil if nothing is traced
-	timing *profiling // nil if nothing is profiled
-	p      *Progress
-	out    Summary
-	saved  int               // the step of the last checkpoint that was begun
-	saver  *checkpoint.Saver // nil if nothing is written
-	told   notes
+	t        *train.Trainer
+	folder   *folder    // nil if nothing is written
+	traces   *tracing   // nil if nothing is traced
+	untraced bool       // the user knows that there is no trace
+	timing   *profiling // nil if nothing is profiled
+	p        *Progress
+	out      Summary
+	saved    int               // the step of the last checkpoint that was begun
+	saver    *checkpoint.Saver // nil if nothing is written
+	told     notes
 }
 
 // Run trains to the last step, and writes the run to a folder unless dir is "". With

@@ -241,6 +241,9 @@ func TestTracesOnAFullDisk(t *testing.T) {
 	if err != nil || !s.Finished || !strings.Contains(said.String(), "warning: ") || !strings.Contains(said.String(), "no space left") {
 		t.Errorf("%+v, %v; it says %q", s, err, said.String())
 	}
+	if strings.Contains(said.String(), "continues without a trace") == strings.Contains(said.String(), "the trace is incomplete") {
+		t.Errorf("it does not say once that a trace is missing: %q", said.String())
+	}
 }
 
 // unsynced is a disk that has no more files open for the sync of a folder of traces, and
