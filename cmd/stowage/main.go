@@ -37,6 +37,7 @@ const (
 const leastAddresses = 2 * memory.GiB
 
 func main() {
+	endsQuietly()
 	for _, l := range sysinfo.Rlimits() {
 		if l.Limit < leastAddresses {
 			fmt.Fprintf(os.Stderr, "stowage: %v; that is too little to start, run it without this limit\n", l)

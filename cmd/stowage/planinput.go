@@ -435,7 +435,7 @@ func (j *jobFlags) route(settings map[string][]string) error {
 	case "skewed":
 		x, ok := input.Number(value)
 		if !ok || !(x >= 1 && x <= 1e6) {
-			return usagef("--routing skewed:%s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", value)
+			return usagef("--routing %s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", j.routing)
 		}
 		j.skew = x
 		settings["routing"] = []string{value}

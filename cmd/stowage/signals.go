@@ -61,6 +61,9 @@ func (s *stopper) catch() {
 	s.mu.Lock()
 	s.catching = true
 	s.mu.Unlock()
+	if !signal.Ignored(syscall.SIGQUIT) {
+		signal.Reset(syscall.SIGQUIT) // of endsQuietly
+	}
 	for _, sig := range stops {
 		if !signal.Ignored(sig) {
 			signal.Notify(s.signals, sig)
@@ -104,6 +107,9 @@ func (s *stopper) stop() {
 	defer s.mu.Unlock()
 	if s.first != syscall.SIGPIPE {
 		signal.Stop(s.signals)
+		if !signal.Ignored(syscall.SIGQUIT) {
+			signal.Notify(s.signals, syscall.SIGQUIT) // changes nothing any more; Go would print its stacks
+		}
 	}
 	close(s.over)
 	s.cancel()
@@ -178,6 +184,20 @@ func createUntilSignal(path string, end func(syscall.Signal)) (f *atomicfile.Fil
 		signal.Stop(signals)
 		close(over)
 	}, nil
+}
+
+// dumps are signals at which Go prints the stacks of the program and exits with 2.
+var dumps = []os.Signal{syscall.SIGQUIT, syscall.SIGABRT}
+
+// endsQuietly lets the program end at those signals as programs of other languages do, outside of runs that catch them.
+func endsQuietly() {
+	signals := make(chan os.Signal, 1)
+	for _, sig := range dumps {
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	go func() { os.Exit(exitSignal((<-signals).(syscall.Signal))) }()
 }
 
 // raise ends the program by a signal, as if it had not been caught.

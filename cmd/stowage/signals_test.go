@@ -226,6 +226,30 @@ func interruptTwice(t *testing.T, words, dir string) int {
 	return cmd.ProcessState.ExitCode()
 }
 
+// A signal at which Go would print its stacks ends a command as any other does.
+func TestCommandsEndQuietly(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGQUIT, syscall.SIGABRT} {
+		cmd := program(t, "plan --gpu h100 --megatron -")
+		var said strings.Builder
+		cmd.Stderr = &said
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.Write(make([]byte, 1<<18)); err != nil { // more than a pipe holds: the command reads
+			t.Fatal(err)
+		}
+		sendSignal(t, cmd, sig)
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 128+int(sig) || said.Len() > 0 {
+			t.Errorf("%v: code %d, errors %.200q", sig, code, said.String())
+		}
+	}
+}
+
 // A stopper that has ended takes no more signals, and one that runs takes all.
 func TestStopperEnds(t *testing.T) {
 	others := make(chan os.Signal, 4)

@@ -120,11 +120,26 @@ func notDecimal(f *pflag.Flag, value string) error {
 		if !input.IsWhole(value) {
 			return usagef("--%s expects a whole number such as 8, got %q", f.Name, value)
 		}
+		negative := strings.HasPrefix(value, "-")
+		if _, err := strconv.ParseInt(value, 10, 64); negative && (err != nil || f.Value.Type() == "uint64" && strings.Trim(value, "-0") != "") {
+			return usagef("--%s %s is out of range; give a larger number", f.Name, value)
+		}
+		_, err := strconv.ParseInt(strings.TrimPrefix(value, "+"), 10, 64)
+		if f.Value.Type() == "uint64" {
+			_, err = strconv.ParseUint(strings.TrimPrefix(value, "+"), 10, 64)
+		}
+		if !negative && err != nil {
+			return usagef("--%s %s is out of range; give a smaller number", f.Name, value)
+		}
 	case "float64":
 		if x, err := strconv.ParseFloat(value, 64); err == nil && (math.IsNaN(x) || math.IsInf(x, 0)) {
 			return nil
 		}
-		if _, ok := input.Number(value); !ok {
+		_, ok := input.Number(value)
+		if _, err := strconv.ParseFloat(value, 64); !ok && errors.Is(err, strconv.ErrRange) && !strings.ContainsAny(value, "xX_") {
+			return usagef("--%s %s is out of range; give a number nearer to 0", f.Name, value)
+		}
+		if !ok {
 			return usagef("--%s expects a number such as 0.5, got %q", f.Name, value)
 		}
 	}

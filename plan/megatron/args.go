@@ -163,6 +163,10 @@ func (r *reader) oneWord(name string, allowed ...string) (string, bool) {
 	if !ok || (len(words) == 1 && strings.EqualFold(words[0], "none") && !slices.Contains(allowed, "none")) {
 		return "", false
 	}
+	if len(words) == 0 {
+		r.fail("--%s takes one value, but none is given", name)
+		return "", false
+	}
 	if len(words) != 1 {
 		r.fail("--%s takes one value, but %d are given", name, len(words))
 		return "", false
