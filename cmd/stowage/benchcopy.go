@@ -57,7 +57,7 @@ graph). "host CPU" is the processor time of the thread that issues the work, and
 		if o.Sizes = bench.Sizes(dev.backend); cmd.Flags().Changed("size") {
 			var err error
 			if o.Sizes, err = parseSizes(*sizes); err != nil {
-				return usagef("--size: %v", err)
+				return usagef("--size: %w", err)
 			}
 		}
 		page := p()

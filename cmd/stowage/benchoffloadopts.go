@@ -113,7 +113,7 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 		}
 		n, err := parseBytes(s.text, s.unit)
 		if err != nil {
-			return usagef("--%s: %v", s.flag, err)
+			return usagef("--%s: %w", s.flag, err)
 		}
 		*s.to = memory.Bytes(n)
 	}
@@ -194,7 +194,7 @@ func (x *offloadFlags) checkGraph(o *bench.OffloadOptions) (err error) {
 		return usagef("--graph must be none, scopes or full, not %q", x.graph)
 	}
 	if o.Scopes, err = memory.ParseScopes(scopes); err != nil {
-		return usagef("--cuda-graph-scope: %v", err)
+		return usagef("--cuda-graph-scope: %w", err)
 	}
 	if full := o.Scopes.Has(memory.FullIteration); x.changed("graph") && full != (x.graph == "full") {
 		return usagef("--graph %s and --cuda-graph-scope %s contradict each other; keep one of them", x.graph, scopes)

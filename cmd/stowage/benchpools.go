@@ -166,7 +166,7 @@ func loadModel(name string) (*model.Model, error) {
 	}
 	m, err := model.Preset(name)
 	if err != nil {
-		return nil, usagef("--model: %v", err)
+		return nil, usagef("--model: %w", err)
 	}
 	return m, nil
 }
@@ -175,7 +175,7 @@ func loadModel(name string) (*model.Model, error) {
 func readModel(file string) (*model.Model, error) {
 	data, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return nil, usagef("--model %s: the file cannot be read: %v", file, input.Cause(err))
+		return nil, usagef("--model %s: the file cannot be read: %w", file, input.Cause(err))
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {

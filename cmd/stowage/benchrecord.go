@@ -69,7 +69,7 @@ be read, nothing is written.`,
 			reads = append(reads, flagFile{name: file})
 			e, err := readResult(cmd, file)
 			if err != nil {
-				return usagef("%s: %v", file, err)
+				return usagef("%s: %w", file, err)
 			}
 			e.Date, e.Note = day, *note
 			e.Hardware = cmp.Or(*hardware, e.Hardware, thisProcessor())
@@ -116,11 +116,11 @@ func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
 	old, err := input.ReadFile(file, mostHistory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return usagef("--to %s: the file cannot be read: %v", file, input.Cause(err))
+		return usagef("--to %s: the file cannot be read: %w", file, input.Cause(err))
 	}
 	history, err := bench.ReadHistory(bytes.NewReader(old))
 	if err != nil {
-		return usagef("--to %s: %v", file, input.Plain(err))
+		return usagef("--to %s: %w", file, input.Plain(err))
 	}
 	if len(old) > 0 && old[len(old)-1] != '\n' {
 		old = append(old, '\n')

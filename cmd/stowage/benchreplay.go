@@ -99,22 +99,22 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if !r.cmd.Flags().Changed("synth") {
 		in, err := input.Open(r.trace, mostCounts)
 		if err != nil {
-			return nil, usagef("--trace %s: the file cannot be read: %v", r.trace, input.Cause(err))
+			return nil, usagef("--trace %s: the file cannot be read: %w", r.trace, input.Cause(err))
 		}
 		defer func() { _ = in.Close() }()
 		if info, err := os.Stat(r.trace); err == nil && info.IsDir() {
 			return nil, usagef("--trace %s is a folder; give a file of routing counts", r.trace)
 		}
 		if t, err = routing.Read(in); err != nil {
-			return nil, usagef("--trace %s: %v", r.trace, input.Plain(err))
+			return nil, usagef("--trace %s: %w", r.trace, input.Plain(err))
 		}
 		return t, nil
 	}
 	if r.config.Kind, err = routing.ParseKind(r.kind); err != nil {
-		return nil, usagef("--synth cannot be %q; %v", r.kind, err)
+		return nil, usagef("--synth cannot be %q; %w", r.kind, err)
 	}
 	if err := r.config.Check(); err != nil {
-		return nil, usagef("--synth: %v", err)
+		return nil, usagef("--synth: %w", err)
 	}
 	return routing.Generate(r.config)
 }
@@ -150,7 +150,7 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 	if r.devicePool != "" {
 		sizes, err := parseSizes(r.devicePool)
 		if err != nil {
-			return x, usagef("--device-pool: %v", err)
+			return x, usagef("--device-pool: %w", err)
 		}
 		if x.Pool = sizes[0]; len(sizes) > 1 || x.Pool < x.Page {
 			return x, usagef("--device-pool must be one size of at least a page, not %s", r.devicePool)

@@ -159,7 +159,7 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	sizes, err := parseSizes(s.page)
 	switch {
 	case err != nil:
-		return o, usagef("--page: %v", err)
+		return o, usagef("--page: %w", err)
 	case len(sizes) != 1 || sizes[0] < 4*memory.KiB || sizes[0] > memory.GiB || sizes[0]&(sizes[0]-1) != 0:
 		return o, usagef("--page must be one power of two from 4KiB to 1GiB, not %s", s.page)
 	case s.cmd.Flags().Changed("max-rows") && o.MaxRows < 1:

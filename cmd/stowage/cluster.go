@@ -73,7 +73,7 @@ func (e *silentError) Unwrap() error { return e.err }
 func findPlace() (*launcher.Place, error) {
 	p, err := launcher.Find(os.Getenv)
 	if err != nil {
-		return nil, usagef("%v", err)
+		return nil, usagef("%w", err)
 	}
 	if p == nil || p.Size == 1 {
 		if _, err := patience(os.Getenv); err != nil {
@@ -82,7 +82,7 @@ func findPlace() (*launcher.Place, error) {
 		return nil, checkEngine(os.Getenv(engineVariable)) // several processes compare it
 	}
 	if _, err := p.Address(); err != nil && !p.HasMPI { // over which ranks find each other
-		return nil, usagef("%v", err)
+		return nil, usagef("%w", err)
 	}
 	return p, nil
 }

@@ -230,7 +230,7 @@ func (x *askedValue) ask(q planview.Question) (*planview.Answer, error) {
 			q.Step = 1
 		}
 		if _, err := x.setup((q.Start/q.Step + 1) * q.Step); err != nil { // the file fixes their number
-			return nil, usagef("--largest layers: another number of layers is not possible: %v", err)
+			return nil, usagef("--largest layers: another number of layers is not possible: %w", err)
 		}
 	}
 	if q.End == "" {

@@ -72,11 +72,11 @@ const mostReport = 16 << 20
 func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planview.Report, done bool, err error) {
 	data, err := input.ReadFile(name, mostReport)
 	if err != nil {
-		return nil, false, usagef("--compare %s: the file cannot be read: %v", name, input.Cause(err))
+		return nil, false, usagef("--compare %s: the file cannot be read: %w", name, input.Cause(err))
 	}
 	if r, err := planview.Read(data); r != nil || err != nil {
 		if err != nil {
-			err = usagef("--compare %s: %v", name, input.Plain(err))
+			err = usagef("--compare %s: %w", name, input.Plain(err))
 		}
 		return r, true, err
 	}

@@ -80,7 +80,7 @@ func (j *jobFlags) doctorText() ([]byte, error) {
 	}
 	data, err := input.ReadFile(j.doctor, input.Settings)
 	if err != nil {
-		return nil, usagef("--doctor %s: the file cannot be read: %v", j.doctor, input.Cause(err))
+		return nil, usagef("--doctor %s: the file cannot be read: %w", j.doctor, input.Cause(err))
 	}
 	return data, nil
 }

@@ -132,7 +132,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if j.budget != "" {
 		n, err := memory.ParseBytes(j.budget)
 		if err != nil {
-			return nil, nil, usagef("--budget: %v", err)
+			return nil, nil, usagef("--budget: %w", err)
 		}
 		in.Budget = n
 	}
@@ -201,7 +201,7 @@ func (j *jobFlags) setNode(s *plan.Setup) error {
 	n, err := memory.ParseBytes(j.host)
 	switch {
 	case err != nil:
-		return usagef("--host-memory: %v", err)
+		return usagef("--host-memory: %w", err)
 	case n < 1:
 		return usagef("--host-memory %s is no memory; give a size such as 900GiB, or leave the flag out", j.host)
 	case j.nodeGPUs == 0 && (s.Hardware == nil || s.Hardware.NodeGPUs == 0):
@@ -245,7 +245,7 @@ func (j *jobFlags) readStdin(flag string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
 	switch {
 	case err != nil:
-		return nil, usagef("%s -: standard input cannot be read: %v", flag, input.Cause(err))
+		return nil, usagef("%s -: standard input cannot be read: %w", flag, input.Cause(err))
 	case len(data) > input.Settings:
 		return nil, usagef("%s -: standard input is larger than %s, the most that is read of such a file", flag, memory.Bytes(input.Settings).Short())
 	}
@@ -317,7 +317,7 @@ func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
 			}
 		}
 	}
-	return usagef("%s", text)
+	return &usageError{text: text, cause: err}
 }
 
 // longNames are the flags that settings without one of their own become.
@@ -385,7 +385,7 @@ func (j *jobFlags) source() (name string, err error) {
 	}
 	switch {
 	case err != nil:
-		return "", usagef("%s %s: the file cannot be read: %v", j.modelFlag, found[0], input.Cause(err))
+		return "", usagef("%s %s: the file cannot be read: %w", j.modelFlag, found[0], input.Cause(err))
 	case info.IsDir():
 		return "", usagef("%s %s is a folder; give a file in it", j.modelFlag, found[0])
 	}
@@ -446,7 +446,7 @@ func (j *jobFlags) route(settings map[string][]string) error {
 		}
 		counts, err := readCounts(value)
 		if err != nil {
-			return usagef("--routing %s:%s: %v", kind, value, err)
+			return usagef("--routing %s:%s: %w", kind, value, err)
 		}
 		j.counted = counts.Ranks
 		settings["routing"], settings["counts"] = []string{strconv.FormatFloat(counts.Imbalance(), 'g', -1, 64)}, []string{value}
@@ -479,7 +479,7 @@ func planError(err error) error { return (&jobFlags{}).planError(err) }
 func (j *jobFlags) planError(err error) error {
 	var wrong *memory.SettingError
 	if !errors.As(err, &wrong) {
-		return usagef("%v", input.Plain(err))
+		return usagef("%w", input.Plain(err))
 	}
 	name, ok := planFlag[wrong.Setting]
 	switch {
@@ -496,5 +496,5 @@ func (j *jobFlags) planError(err error) error {
 		return usagef("%s", plain.Named(name))
 	}
 	plain.Err = input.Plain(wrong.Err)
-	return usagef("%s", plain.Named(name))
+	return &usageError{text: plain.Named(name), cause: wrong.Err}
 }

@@ -36,11 +36,11 @@ test_utils; tests that no recipe names have 8, or 4 on one GB200 node.`,
 			return usagef("give a folder with launch files")
 		}
 		if _, err := hardware.ByName(*gpu); err != nil {
-			return usagef("--gpu %s: %v", *gpu, err)
+			return usagef("--gpu %s: %w", *gpu, err)
 		}
 		files, err := planscan.Find(folders, *names)
 		if err != nil {
-			return usagef("%v", err)
+			return usagef("%w", err)
 		}
 		if len(files) == 0 {
 			return usagef("no launch files are below %s; give another folder, or other names with --name", folders[0])

@@ -31,13 +31,13 @@ parts of the measured figure.`,
 		}
 		data, err := input.ReadFile(*file, input.Settings)
 		if err != nil {
-			return usagef("--cases %s: the file cannot be read: %v", *file, input.Cause(err))
+			return usagef("--cases %s: the file cannot be read: %w", *file, input.Cause(err))
 		}
 		m := measure(cmd, "predicting cases")
 		r, err := planvalidate.File(data, m.at)
 		m.end()
 		if err != nil {
-			return usagef("--cases %s: %v", *file, planError(err))
+			return usagef("--cases %s: %w", *file, planError(err))
 		}
 		if *asJSON {
 			return printJSON(cmd, r.JSON())

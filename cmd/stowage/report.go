@@ -92,7 +92,7 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	m.end()
 	var nothing *report.NoRunError
 	if errors.As(err, &nothing) {
-		return usagef("%v", err)
+		return usagef("%w", err)
 	}
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		for _, run := range slices.Compact(slices.Sorted(slices.Values(runs))) {
 			some, err := report.ReadTraces(run, 0)
 			if err != nil {
-				return usagef("--%s: %v", x.flag, err)
+				return usagef("--%s: %w", x.flag, err)
 			}
 			traces = append(traces, some...)
 		}

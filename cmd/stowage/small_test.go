@@ -271,3 +271,15 @@ func TestLimitsOfPools(t *testing.T) {
 		}
 	}
 }
+
+// A file that a disk does not give is a failure, and one that is not there or may not be read a wrong command line.
+func TestExitCodesOfUnreadableFiles(t *testing.T) {
+	for no, want := range map[syscall.Errno]int{syscall.EIO: exitFailure, syscall.EMFILE: exitFailure, syscall.ENOENT: exitUsage, syscall.EACCES: exitUsage, syscall.EISDIR: exitUsage} {
+		setting := &memory.SettingError{Setting: "Model", Asked: "x", Err: fmt.Errorf("the file cannot be read: %w", no)}
+		for _, err := range []error{usagef("--model x: the file cannot be read: %w", no), planError(setting), (&jobFlags{}).asTyped(planError(setting), nil)} {
+			if code := exitCode(err); code != want || describe(nil, err) != "--model x: the file cannot be read: "+no.Error() {
+				t.Errorf("%v: code %d and %q, want %d", no, code, describe(nil, err), want)
+			}
+		}
+	}
+}

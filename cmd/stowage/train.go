@@ -242,7 +242,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 	}
 	f.over = func() {}
 	if err := gemm.Check(); err != nil {
-		return nil, nil, single, usagef("%v", err)
+		return nil, nil, single, usagef("%w", err)
 	}
 	if single, err = f.read(cmd.Flags()); err != nil {
 		return nil, nil, single, err
@@ -268,7 +268,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 	}
 	var dev deviceChoice
 	if err := dev.Set(o.Device); err != nil {
-		return nil, nil, single, usagef("--device cannot be %q; %v", o.Device, err)
+		return nil, nil, single, usagef("--device cannot be %q; %w", o.Device, err)
 	}
 	if err := c.choose(&dev); err != nil {
 		return nil, nil, single, err
@@ -327,7 +327,7 @@ func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	}
 	if f.config != "" {
 		if err := o.ReadFile(f.config); err != nil {
-			return single, usagef("--config: %v", err)
+			return single, usagef("--config: %w", err)
 		}
 	}
 	over := pflag.NewFlagSet("train", pflag.ContinueOnError)

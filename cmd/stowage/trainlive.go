@@ -28,7 +28,7 @@ func (f *trainFlags) watch(cmd *cobra.Command, stopper *stopper) (p *run.Progres
 		return nil, announce, over, usagef("--serve has nothing to show with --dry-run; leave one of them out")
 	case f.serve != "":
 		if server, err = live.Listen(f.serve, thisVersion().Version); err != nil {
-			return nil, announce, over, usagef("--serve: %v", err)
+			return nil, announce, over, usagef("--serve: %w", err)
 		}
 		over = server.Close
 	}

@@ -19,17 +19,20 @@ import (
 	"github.com/stowage-dev/stowage/internal/spell"
 )
 
-// usageError reports a wrong command line. The exit code is 2.
+// usageError reports a wrong command line. The exit code is 2, unless a disk is the cause.
 type usageError struct {
-	text string
-	cmd  *cobra.Command // whose help to point at; nil for the command that ran
+	text  string
+	cause error          // or nil
+	cmd   *cobra.Command // whose help to point at; nil for the command that ran
 }
 
 func (e *usageError) Error() string { return e.text }
+func (e *usageError) Unwrap() error { return e.cause }
 
 // usagef returns a usageError.
 func usagef(format string, args ...any) error {
-	return &usageError{text: fmt.Sprintf(format, args...)}
+	err := fmt.Errorf(format, args...)
+	return &usageError{text: err.Error(), cause: errors.Unwrap(err)}
 }
 
 // noArgs returns an error if a command that takes only flags has arguments.
@@ -224,5 +227,5 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
 	}
-	return usagef("%v", err)
+	return usagef("%w", err)
 }
