@@ -130,6 +130,11 @@ class Key:
         """Returns the division into units that a plan was made for."""
         return next((m for m in self.measured if m.made(plan)), None)
 
+    def less(self, plan: Plan, room: int) -> Plan:
+        """Returns a plan that recomputes less than one which left so many bytes, or that one."""
+        m = self.division(plan)
+        return plan if m is None else m.relaxed(plan, room)
+
     def retime(self) -> None:
         """Gives the times of the last step to those who plan."""
         for m in self.measured:

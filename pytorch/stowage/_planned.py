@@ -527,7 +527,7 @@ class Planner:
 
         def less() -> Plan:
             known.retime()
-            relaxed, m = self._less(known, plan, mine.change), known.division(plan)
+            relaxed, m = known.less(plan, mine.change), known.division(plan)
             return m.mixed(relaxed, min(m.most_counted(plan.choices) + mine.change, self._budget.size - known.base)) if squeezed and m is not None else relaxed
 
         solved = self._attempt(less)
@@ -536,12 +536,6 @@ class Planner:
             known.steps += 1
         else:
             known.steps = REFINED
-
-    @staticmethod
-    def _less(known: Key, plan: Plan, room: int) -> Plan:
-        """Returns a plan that recomputes less than one which left so many bytes, or that one."""
-        m = known.division(plan)
-        return plan if m is None else m.relaxed(plan, room)
 
     def _plan_again(self, key: str, known: Key, plan: Plan, seconds: float) -> bool:
         """Follows another plan that only recomputes, if the times of steps under a plan make it faster than
@@ -567,8 +561,8 @@ class Planner:
             known.over = contest.exceeded  # later plans need not leave what this one held
         else:
             if contest.first:  # which does not count: forecasts may be too high
-                less, _ = self._attempt(lambda: self._less(known, contest.now, max(known.left(self._budget.size, known.peak), 0)))
-                contest.change(less or contest.now)
+                room = max(known.left(self._budget.size, known.peak), 0)
+                contest.change(self._attempt(lambda: known.less(contest.now, room))[0] or contest.now)
             contest.note(seconds)
         if contest.over:
             known.stage, known.times = "recompute", []

@@ -24,6 +24,7 @@ from ._cheap import Recorded, buffers_of
 from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._contents import Contents
+from ._entry import MADE_BY, Entry
 from ._errors import Error
 from ._hooks import Hooks, Saved
 from ._inputs import IN_PLACE, Holder, Inputs
@@ -33,10 +34,6 @@ from ._sparing import check_sparingly
 from ._step import Ticket, first_made, in_backward
 from ._surroundings import Draws, Mode, Random, Surroundings, mode_of, modes_again, named_generators
 from ._units import Attributes, Buffers, Places, helpers, means, modules, remember
-
-
-# Marks nodes that made results of calls with these calls.
-MADE_BY = "stowage made by"
 
 
 class Unit:
@@ -71,31 +68,6 @@ class Unit:
             before = Before(inside, (), list(self.sets.values()), list(self.counts.values()))
             self._before = None if before.holds else before
         return before
-
-
-class Entry:
-    """One tensor that autograd saved in a call."""
-
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "around", "outer", "sources", "passing")
-
-    def __init__(self, saved: Saved) -> None:
-        self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
-        self.recipe: Any = None
-        self.small: Optional[Small] = None
-        self.place = -1  # among what the small call saved, if it can be dropped
-        self.cached = False  # a cast weight, which autocast holds until the forward pass is over
-        self.kind = ""  # of a cheap tensor, as in Recipe
-        self.around = ""  # the same if the block around the part is one unit: a norm of the block may make it
-        self.outer = False  # it is made again from what the block around the part has
-        self.passing = 0  # bytes that making it again holds beside it
-        self.sources: List[Call] = []  # other calls, with those around them, that it is made again from what they save
-
-    def value(self) -> torch.Tensor:
-        """Makes a cheap tensor again."""
-        if self.small is not None:
-            return self.small.unpack(self.place)
-        made: torch.Tensor = self.recipe.value()
-        return made
 
 
 class Call:
