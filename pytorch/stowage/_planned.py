@@ -30,7 +30,7 @@ from ._errors import BudgetError, Error, TooSmall, forget
 from ._key import LATE, REFINED, SLACK, Key
 from ._managed import Following, Passes, Recording, Units
 from ._measured import KEEP
-from ._plan import Measured, Plan, agree, best, measured, notes, summary
+from ._plan import Plan, agree, best, measured, notes, summary
 from ._profile import Profile
 from ._ranks import CHECKED, Facts, Ranks, failure_of
 from ._step import Step
