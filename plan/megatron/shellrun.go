@@ -427,7 +427,7 @@ func (sh *shell) declare(word string, words []string) {
 	global := word == "export" || word == "readonly" || slices.ContainsFunc(words, func(w string) bool {
 		return strings.HasPrefix(w, "-") && strings.Contains(w, "g")
 	})
-	as := ""
+	as, not := "", ""
 	for _, w := range words {
 		if strings.HasPrefix(w, "-") && word != "export" && word != "readonly" {
 			for _, a := range []string{"i", "u", "l", "n"} {
@@ -437,16 +437,25 @@ func (sh *shell) declare(word string, words []string) {
 			}
 			continue
 		}
-		if name, _, _ := strings.Cut(w, "="); as != "" && isName(name) {
-			sh.attributes[name] = as
+		if strings.HasPrefix(w, "+") {
+			not += w[1:]
+			continue
 		}
-		if v, _, set := strings.Cut(w, "="); sh.outer != nil && isName(v) && !global {
+		v, _, set := strings.Cut(w, "=")
+		if sh.outer != nil && isName(v) && !global {
 			if _, hidden := sh.outer[v]; !hidden {
 				sh.outer[v] = sh.vars[v]
+				delete(sh.attributes, v)
 				if !set {
 					delete(sh.vars, v)
 				}
 			}
+		}
+		switch {
+		case as != "" && isName(v):
+			sh.attributes[v] = as
+		case sh.attributes[v] != "" && strings.Contains(not, sh.attributes[v]):
+			delete(sh.attributes, v)
 		}
 		sh.assign(w)
 	}
@@ -454,12 +463,16 @@ func (sh *shell) declare(word string, words []string) {
 
 // call follows a function with its arguments.
 func (sh *shell) call(body statement, params []string) truth {
-	before, outer, around := sh.params, sh.outer, sh.jumps
+	before, outer, around, attributes := sh.params, sh.outer, sh.jumps, maps.Clone(sh.attributes)
 	sh.params, sh.outer, sh.jumps = params, map[string][]string{}, jumps{call: true}
 	t := sh.one(body)
 	sh.jumps = around
 	for name, values := range sh.outer {
-		sh.restore(name, values)
+		if sh.restore(name, values); attributes[name] != "" {
+			sh.attributes[name] = attributes[name]
+		} else {
+			delete(sh.attributes, name)
+		}
 	}
 	sh.params, sh.outer = before, outer
 	return t

@@ -133,7 +133,7 @@ func (p *program) statement() {
 		}
 		p.line("esac")
 	case 23:
-		p.line(p.one("f() { if "+p.test()+"; then X=ret; return; fi; X=end; }; f", "f() { for X in 1 2 3; do [ $X = 2 ] && return 1; done; }; f", "declare -i N; N=N+1", "declare -u Y; Y=low; declare +u Y", "A+=x; X=${A[0]}", "A=one; X=${A[@]}", "A[0]+=y", "A[-1]=last", "X=${X%%[0-9]*}; X=${X:-0}", "Y=${Y//[!a-z]/}; Y=${Y:-0}", `IFS=, ; X="${A[*]}"; Y='p,q'; Y=$Y; set -- $Y; unset IFS`, "(( N = N > 5 ? 1 : N + 1, Y = N ))", "X=8; Y=$(( X / 2 > 3 ? 4 : 2 ))", "shopt -s extglob"))
+		p.line(p.one("f() { if "+p.test()+"; then X=ret; return; fi; X=end; }; f", "f() { for X in 1 2 3; do [ $X = 2 ] && return 1; done; }; f", "declare -i N; N=N+1", "declare -u Y; Y=low; declare +u Y; Y=low$Y", "f() { local -i Y=N+1; X=$Y; local -u N=low; X+=$N; }; f; Y=1+1; X+=$Y", "declare -u Y; f() { local Y=low; X=$Y; }; f; Y=v; declare +u Y", "A+=x; X=${A[0]}", "A=one; X=${A[@]}", "A[0]+=y", "A[-1]=last", "X=${X%%[0-9]*}; X=${X:-0}", "Y=${Y//[!a-z]/}; Y=${Y:-0}", `IFS=, ; X="${A[*]}"; Y='p,q'; Y=$Y; set -- $Y; unset IFS`, "(( N = N > 5 ? 1 : N + 1, Y = N ))", "X=8; Y=$(( X / 2 > 3 ? 4 : 2 ))", "shopt -s extglob"))
 	case 18:
 		p.line("bash <<" + p.one("END", "'END'"))
 		p.line("X=here")
