@@ -89,6 +89,8 @@ class Key:
         assert plan is not None
         if peak > size:
             return size - peak - slack
+        if self.stage == "offload" and self.lowered:
+            return 0  # the library needed more at a limit that is little larger
         if self.stage == "offload" and self.steps < REFINED and not self.over and self.kept - size // LATE > self.limit + size // LATE:
             # The library keeps to its limit, but what stays beside it grows with the limit, too.
             return max(min(self.kept - size // LATE - self.limit, size - peak - size // LATE), 0)

@@ -374,6 +374,11 @@ class Refined(unittest.TestCase):
             known.over = 1
             self.assertEqual(0, known.change(size, size // 2, planner._budget.measures))
             known.over = 0
+            # Nor once the library needed more than the limit of a plan: it would again.
+            for kept in (size // 2, size // 2 + 3 * late):
+                known.kept, known.lowered = kept, 1
+                self.assertEqual([0, -2 * SLACK - size // SLACK], [known.change(size, peak, planner._budget.measures) for peak in (size // 4, size + 2 * SLACK)])
+            known.lowered = 0
             self.assertEqual(size // 2, expected())
             known.kept = size // 4
             self.assertEqual(size // 4, expected())
