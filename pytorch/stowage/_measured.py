@@ -431,7 +431,7 @@ class Blocks:
             passing[kind] = results + n * (s not in p.first and s not in p.little), other
         times = collections.Counter(e.storage for c in mine for e in c.entries)  # what is saved twice is made twice, perhaps for one operator
         for e in (e for c in mine for e in c.entries if can):
-            for kind in {e.kind, e.around} - {""}:
+            for kind in dict.fromkeys(filter(None, (e.kind, e.around))):
                 results, other = passing.get(kind, (0, 0))
                 passing[kind] = results, max(other, e.passing + (times[e.storage] > 1) * e.bytes)
         away = tuple((kinds[s], p.bytes[s], frozenset(sources[s])) for s in sorted(droppable) if sources[s])
