@@ -57,7 +57,7 @@ class Recorded:
                 if found is None:
                     call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
-            if type(y) is torch.Tensor and is_dense(y):
+            if is_dense(y):
                 call.results.append((call.profile.number(storage_of(y)), storage_of(y).nbytes(), small.kind))
             know(module)
             call.made[y.grad_fn], small.version = small, version_of(y)
