@@ -64,6 +64,7 @@ class Key:
         self.contest: Any = None  # plans that take turns
         self.other: Optional[Tuple[Plan, int]] = None  # the plan that only recomputes, and its limit
         self.turns: Dict[bool, List[float]] = {}  # seconds of steps, by whether they offload
+        self.held: Optional[Tuple[Plan, int]] = None  # the last plan that the library could follow, and its limit
         self.lowered = 0  # times that the library needed more than the limit of a plan
         self.by_library = False  # rows are stashed: the library alone plans
         self.last: Optional[Facts] = None  # of the last step, that nothing was decided from
@@ -136,6 +137,12 @@ class Key:
         """Returns a plan that recomputes less than one which left so many bytes, or that one."""
         m = self.division(plan)
         return plan if m is None else m.relaxed(plan, room)
+
+    def back(self) -> Plan:
+        """Returns the last plan that the library could follow, once, with its limit as the limit from now on."""
+        assert self.held is not None
+        (plan, self.limit), self.held = self.held, None
+        return plan
 
     def retime(self) -> None:
         """Gives the times of the last step to those who plan."""

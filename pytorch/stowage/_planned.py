@@ -113,8 +113,7 @@ class Planner:
         """Draws the conclusions of a step. Every rank comes here with the same state."""
         all = self.ranks.facts(mine, error)
         tried = [set(f.fits) for f in all if f.fits is not None]
-        if len(tried) == len(all):
-            known.agreed = set.intersection(*tried)
+        known.agreed = set.intersection(*tried) if len(tried) == len(all) else known.agreed
         if any(f.by_library for f in all):
             known.by_library, known.plan, known.profile = True, None, None
             self._rewrap()
@@ -382,7 +381,7 @@ class Planner:
         full = known.squeezed and grown > 0 and known.peak + grown > self._budget.size  # the plan leaves nothing that could grow
         if grown <= self._budget.size // SLACK and not full:
             return
-        known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
+        known.base, known.other, known.held, known.watched = known.base + grown, None, None, TIMED + 1
         known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)
         known.flat, known.kept = known.flat - grown, max(known.kept - grown, 0)
         if known.stage == "settled" and self._budget.measures and not known.plan.offloads and known.peak and known.peak + grown <= self._budget.size - self._budget.size // SLACK:
@@ -423,17 +422,17 @@ class Planner:
 
     def _lower(self, key: str, known: Key) -> None:
         """Makes another plan because the library of a rank needs more than its limit: the one
-        before, or one that keeps less."""
+        before, one that keeps less, or the last one that it could follow."""
         small, lacks, known.small, known.lacks = known.small, known.lacks, None, 0
         known.lowered += 1
         if known.other is not None and known.lowered > 2:
             self._settle(key, known, *known.other)
             return
-        solved: Solved = None, small
         if small is not None:
             known.limit -= max(lacks, known.limit // 64) + 1
-        if small is None or known.lowered <= 8 and known.limit > 0:
-            solved = self._solve(known, True)
+        solved = self._solve(known, True) if small is None or known.lowered <= 8 and known.limit > 0 else (None, small)
+        if known.other is None and known.held is not None and any(self.ranks.gather(solved[0] is None)):
+            solved = known.back(), None
         if not self._adopt(key, known, solved, needed=known.other is None):
             assert known.other is not None
             self._settle(key, known, *known.other)
@@ -453,6 +452,7 @@ class Planner:
         if any(f.lacks for f in all):
             self._lower(key, known)
             return
+        known.held = (plan, known.limit) if known.stage == "offload" and not over else known.held
         if known.stage == "contest":
             self._take_turns(key, known, over, mine.seconds)
             return

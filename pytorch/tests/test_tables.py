@@ -222,7 +222,7 @@ class Decisions(Table):
                         known.fitted = True
                 yield f"{turn} {event}: {'; '.join(said)}"
                 said.clear()
-                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last", "contest")}
+                fields = {name: x for name, x in vars(known).items() if name not in ("plan", "other", "measured", "profile", "small", "passes", "cheap", "last", "contest", "held")}
                 fields.update(agreed=sorted(known.agreed), asked=budget.asked, planned=budget.planned, units="".join(str(u.whole)[0] + str(u.lean)[0] for u in UNITS), why=[u.why for u in UNITS])
                 yield "   " + " ".join(f"{name}={x}" for name, x in fields.items() if before.get(name) != str(x))
                 before = {name: str(x) for name, x in fields.items()}
