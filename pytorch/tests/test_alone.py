@@ -13,6 +13,7 @@ from stowage._clock import FILL, Clock, Stopwatch
 from stowage._errors import Error, Overflow
 from stowage._inputs import IN_PLACE, Inputs
 from stowage._managed import Following
+from stowage._plan import Plan
 from torch import nn
 from torch.utils import _pytree
 from zoo import leaf
@@ -261,7 +262,7 @@ class Devices(unittest.TestCase):
 
     def test_a_step_closes_all_its_calls(self):
         """Those whose backward pass did not run, whether or not others are gone."""
-        step, closed = Following(None, CPU, 0, None), []
+        step, closed = Following(Plan({}, {}, {}, {}, {}), CPU, 0, None), []
 
         class Call:
             def close(self):
