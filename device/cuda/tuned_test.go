@@ -17,7 +17,7 @@ func tunedLaunch(dst device.Range, v uint64) device.Launch {
 	l := addLaunch(dst, v)
 	l.Shared = 40 << 10 // needs permission if the source declares some
 	l.Tuned = device.Tuned{Kernel: mappedKernel, Grid: [3]uint32{9, 1, 1}, Block: [3]uint32{128, 1, 1}, Cluster: 2, Resident: true}
-	l.Tuned.Map(device.TensorMap{Addr: dst.Addr() + 64, Rows: 2, Cols: 16, Pitch: 16, BoxRows: 2})
+	l.Tuned.Map(device.TensorMap{Addr: dst.Addr() + 64, Rows: 2, Cols: 16, Pitch: 24, BoxRows: 5})
 	l.Args()[1] = 4
 	return l
 }

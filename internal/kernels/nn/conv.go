@@ -52,6 +52,7 @@ func (c Conv) gradRows() int {
 
 var (
 	convKernels       = newWays("stowage_nn_conv", convImage, convGo)
+	convAheadKernel   = device.Kernel{Name: "stowage_nn_conv_ahead", Image: convImage, Go: convGo}
 	convGradKernels   = newWays("stowage_nn_conv_grad", convImage, convGradGo)
 	convGradSumKernel = device.Kernel{Name: "stowage_nn_conv_grad_sum", Image: convImage, Go: convGradSumGo}
 )
@@ -81,6 +82,10 @@ const (
 	convShared = 2 * 3 * 4 * 8
 	// A warp computes convTile columns or, in the backward pass, up to twice as many.
 	convTile = 64
+	// In the forward pass that reads ahead a thread computes convAheadWide columns, and has four
+	// batches of four rows in convAheadShared bytes of shared memory.
+	convAheadWide   = 8
+	convAheadShared = 4 * 4 * 2 * convAheadWide
 )
 
 // Convolve issues a convolution. The kernel's arguments:
@@ -93,7 +98,12 @@ func Convolve(s device.Stream, c Conv) {
 	c.check()
 	c.Y.shape("a convolution's output", c.X.Rows, c.X.Cols)
 	sameType("a convolution", c.X, c.Y)
-	l := device.NewLaunch(c.way(convKernels, c.Y), runsOf(c.X.Rows, convRows/2)*runsOf(c.X.Cols, convTile), convThreads)
+	k, tile, shared := c.way(convKernels, c.Y), convTile, 0
+	if k == &convKernels.wide && c.evenTaps() {
+		k, tile, shared = &convAheadKernel, 32*convAheadWide, convAheadShared*convThreads
+	}
+	l := device.NewLaunch(k, runsOf(c.X.Rows, convRows/2)*runsOf(c.X.Cols, tile), convThreads)
+	l.Shared = uint32(shared)
 	l.Write(c.Y.used("a convolution's output"))
 	c.add(&l)
 	l.Arg(uint64(c.Y.pitch()))
@@ -132,16 +142,17 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	l.Write(c.DX.used("the gradient of a convolution's input"))
 	l.Arg(packPair(c.DY.pitch(), c.DX.pitch()))
 	l.Arg(uint64(c.gradRows() / 4))
-	s.Launch(l)
 
-	l = device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, sumCols), convSumThreads)
-	l.Write(c.DW.used("the gradient of a convolution's taps"))
-	l.Write(c.DBias.used("the gradient of a convolution's bias"))
-	l.Read(scratch)
-	l.Arg(packPair(c.X.Cols, c.W.Cols))
-	l.Arg(uint64(runs))
-	l.Arg(uint64(c.DW.Type))
+	sum := device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, sumCols), convSumThreads)
+	sum.Write(c.DW.used("the gradient of a convolution's taps"))
+	sum.Write(c.DBias.used("the gradient of a convolution's bias"))
+	sum.Read(scratch)
+	sum.Arg(packPair(c.X.Cols, c.W.Cols))
+	sum.Arg(uint64(runs))
+	sum.Arg(uint64(c.DW.Type))
+	c.tune(&l, &sum)
 	s.Launch(l)
+	s.Launch(sum)
 }
 
 // way returns the kernel for X and more.
@@ -151,6 +162,9 @@ func (c Conv) way(w *ways, more ...Matrix) *device.Kernel {
 	}
 	return w.of(append(more, c.X)...)
 }
+
+// evenTaps reports whether taps and bias can be read by vectors.
+func (c Conv) evenTaps() bool { return (c.W.Addr()|c.Bias.Addr())%16 == 0 }
 
 func (c Conv) check() {
 	if c.Seq <= 0 || c.X.Rows%c.Seq != 0 {

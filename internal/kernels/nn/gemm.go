@@ -149,7 +149,7 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	// If B is not transposed, the last rows of k that are copied at once may be those of
 	// the next expert.
 	if p.C.even() && (p.TransB || k%hopperBox == 0) {
-		f := hopperGroupedForm(n, k)
+		f := hopperGroupedForm(p.Seg.Experts, cmp.Or(p.Expect, p.A.Rows), n)
 		f.tune(&l, groupedHopper, p.TransB, p.A, p.B, f.tiles(p.A.Rows+p.Seg.Experts*f.high, n))
 	}
 	return l
@@ -170,7 +170,7 @@ type ExpertsGrad struct {
 	A, B, C Matrix
 	Seg     Segments
 	First   bool // C is not read: the result is that of adding to zeros
-	Expect  int  // as that of Experts
+	Expect  int  // rows that all experts get together on average, for profiles; zero is all of A
 }
 
 // GroupedGrad issues the gradient of the experts' weights. An expert without rows stays

@@ -110,11 +110,14 @@ func thinCase(t testing.TB, i int) *tensorCase {
 }
 
 // segments draws experts with few, many and no rows, in any order, and rows between them
-// that belong to nobody.
-func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
+// that belong to nobody. An expert has no rows or more than least.
+func (d gemmDraw) segments(experts, least, most int) (seg Segments, rows int) {
 	seg = Segments{Experts: experts, Range: d.matrix(kernels.F32, 1, 2*experts, 0, false).Range}
 	for _, e := range d.Perm(experts) {
 		n := d.IntN(3) * d.IntN(most+1) / 2
+		if n > 0 {
+			n += least
+		}
 		rows += d.IntN(2) * d.IntN(5)
 		at := d.bytes[int(seg.Off)+8*e:]
 		binary.LittleEndian.PutUint32(at, uint32(rows))
@@ -127,7 +130,7 @@ func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
 // groupedCase returns a product over experts, or its gradient.
 func groupedCase(t testing.TB, i, most, wide, room int) *tensorCase {
 	d := newGemmDraw(t, i, room)
-	seg, rows := d.segments(1+d.IntN(70), most)
+	seg, rows := d.segments(1+d.IntN(70), 0, most)
 	a, b := kernels.BF16, kernels.BF16
 	if i&2 != 0 {
 		a = kernels.F32

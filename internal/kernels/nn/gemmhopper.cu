@@ -7,6 +7,9 @@
 #include "gemmlag.cuh"
 #include "gemmplan.cuh"
 
+#define LONG 1024u  // rows of an expert
+#define SQUARE 8u // 66 clusters compute about 8 x 8 or 16 x 4 pairs of tiles at the same time
+
 // Gradient adds to one matrix of m x n for each expert that has rows. The first one stores,
 // and other experts' matrices become zero.
 template <class Form> struct Gradient {
@@ -32,7 +35,10 @@ template <class Form> struct Gradient {
     }
     DEVICE Place find(u32 p) {
         u32 k = depth(p), from = experts.first(e);
-        Spot s = nth_pair<1>(pieces(m, high), pieces(n, wide), p - (experts.ends[e] - each()));
+        u32 rows = pieces(m, high), cols = pieces(n, wide), nth = p - (experts.ends[e] - each());
+        // Blocks that run at the same time compute 16 pairs of rows of 4 columns of tiles, which read little together.
+        // If few tiles are beside each other, some whole rows of tiles do as well, and are stored nearly in order.
+        Spot s = cols > SQUARE ? nth_pair<2 * SQUARE>(rows, cols, nth) : nth_pair<1>(rows, cols, nth);
         u32 m0 = s.m * high, n0 = s.n * wide;
         u64 at = c + bytes(to.type, (e * (u64)m + m0) * to.pitch + n0);
         return {m0, n0, from, from, k, m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};
@@ -94,13 +100,25 @@ template <class Form> struct Gradient {
         persist<false, false, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                          \
     }
 
-// The first one, in fp32.
-#define STORED(name)                                                                                            \
-    KERNEL(FORM_THREADS, 1, CLUSTER) name(GROUPED) {                                                            \
-        Gradient<Lag> plan = {global(c), low(size), high(size), {pitch, pitch, F32, F32}, bit(how, 6) != 0,     \
-                              {global(segments), high(rows), low(rows), nullptr}, 0};                           \
-        lag(plan, map_of(name, 9), map_of(name, 10));                                                           \
+// Stored stores tiles of a first gradient in fp32.
+struct Stored {
+    u64 pitch;
+    template <u32 wide, bool> DEVICE void store(const Place &at, u32 first, const float *c) const {
+        store_as<wide, false, false, false, true>(at, {pitch, 0, F32, F32}, first, c);
     }
+};
+
+// long_sums reports whether experts that have rows have LONG or more on average.
+DEVICE bool long_sums(const Experts &experts) {
+    u32 rows = 0, live = 0;
+#pragma unroll 1
+    for (u32 e = lane(); e < experts.count; e += 32) {
+        u32 n = experts.segments == 0 ? experts.rows : look<u32>(experts.segments + 8 * e + 4);
+        rows += n;
+        live += n > 0;
+    }
+    return from_lane(warp_scan(rows), 31) >= LONG * from_lane(warp_scan(live), 31);
+}
 
 DENSE(stowage_nn_hopper_gemm_nn, false, false, Shared)
 DENSE(stowage_nn_hopper_gemm_nt, false, true, Shared)
@@ -118,7 +136,6 @@ EXPERTS(stowage_nn_hopper_grouped_nt, true, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nn_turns, false, Turns)
 EXPERTS(stowage_nn_hopper_grouped_nt_turns, true, Turns)
 GRADIENT(stowage_nn_hopper_grouped_grad_tn_low, Low)
-STORED(stowage_nn_hopper_grouped_grad_tn_lag)
 DENSE(stowage_nn_hopper_gemm_nn_slim, false, false, Slim)
 DENSE(stowage_nn_hopper_gemm_nt_slim, false, true, Slim)
 DENSE(stowage_nn_hopper_gemm_nn_square, false, false, Square)
@@ -128,3 +145,17 @@ DENSE(stowage_nn_hopper_gemm_nt_middle, false, true, Middle)
 DENSE(stowage_nn_hopper_gemm_nt_broad, false, true, Broad)
 DENSE(stowage_nn_hopper_gemm_nt_narrow, false, true, Narrow)
 DENSE(stowage_nn_hopper_gemm_nt_lean, false, true, Lean)
+
+// The first gradient, in fp32. Long sums make up for large tiles, which read less and wait longer for their stores. Both
+// ways have the same bits. Without code for what it does not do it takes less time.
+KERNEL(FORM_THREADS, 1, CLUSTER) stowage_nn_hopper_grouped_grad_tn_first(u64, u64, u64 c, u64 segments, u64 size, u64 rows, u64, u64 pitch, u64, Map, Map) {
+    Experts experts = {global(segments), high(rows), low(rows), nullptr};
+    u64 a = map_of(stowage_nn_hopper_grouped_grad_tn_first, 9), b = map_of(stowage_nn_hopper_grouped_grad_tn_first, 10);
+    if (long_sums(experts)) {
+        Gradient<Lag> plan = {global(c), low(size), high(size), {pitch, pitch, F32, F32}, true, experts, 0};
+        lag(plan, a, b);
+    } else {
+        Gradient<Slim> plan = {global(c), low(size), high(size), {pitch, pitch, F32, F32}, true, experts, 0};
+        persist<false, false, Slim>(plan, Stored{pitch}, a, b);
+    }
+}

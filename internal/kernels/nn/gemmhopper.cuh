@@ -128,8 +128,8 @@ template <bool along_a, bool along_b, class Ring> DEVICE void bring_tile(Ring &r
     u32 rank = cta_in_cluster();
     // one brings a box to this block, or to all if this is the block that brings it.
     auto one = [&](u64 map, u32 to, u32 col, u32 row, bool all, u32 i) INLINE {
-        if (!all || Ring::sharers == 1) tma_load(ring.at() + to, map, ring.full(), col, row);
-        else if (i % CLUSTER == rank) tma_load_all(ring.at() + to, map, ring.full(), col, row, 3);
+        if (!all || Ring::sharers == 1) tma_keep(ring.at() + to, map, ring.full(), col, row);
+        else if (i % CLUSTER == rank) tma_keep_all(ring.at() + to, map, ring.full(), col, row, 3);
     };
 #pragma unroll 1
     for (u32 k = 0; k < at.k; k += 64) {
@@ -275,7 +275,7 @@ DEVICE void write_half(const Row *rows, u32 part, const float *y) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) x[i] = pair(y[4 * i + 2 * h], y[4 * i + 2 * h + 1]);
         turn(x);
-        if (32 * (int)part < rows[h].left) write_far(rows[h].at, 64 * part, Vec{x[0], x[1], x[2], x[3]});
+        write_below(rows[h].at, 64 * part, 32 * (int)part, rows[h].left, Vec{x[0], x[1], x[2], x[3]});
     }
 }
 
@@ -298,9 +298,8 @@ template <bool add> DEVICE void write_whole(const Row *rows, u32 part, u32 h, co
     for (u32 q = 0; q < 2; q++) {
         const Row &row = rows[2 * h + q];
         Vec v = {x[q][0], x[q][1], x[q][2], x[q][3]};
-        if (32 * (int)part >= row.left) continue;
-        if (add) add_far(row.at, 128 * part, v);
-        else put_far(row.at, 128 * part, v);
+        if (add) add_below(row.at, 128 * part, 32 * (int)part, row.left, v);
+        else put_below(row.at, 128 * part, 32 * (int)part, row.left, v);
     }
 }
 

@@ -44,9 +44,9 @@ var (
 	// They take turns, and sums begin with the fp32 numbers that they are added to: for gradients
 	// of weights, which take long to read and to store.
 	hopperLow = hopperForm{suffix: "_low", high: 64, wide: 256, stages: 5}
-	// Two groups share a tile, and one may be ahead of the other: for gradients of experts' weights that are
-	// stored in fp32, with seven stages of A and three of each group's B.
-	hopperLag = hopperForm{suffix: "_lag", high: 128, wide: 256, stages: 7}
+	// For gradients of experts' weights that are stored in fp32: hopperSlim, or tiles of 128 x 256 with seven stages
+	// of A and three of B for each group if those experts that have rows have many, which the host does not know.
+	hopperFirst = hopperForm{suffix: "_first", high: 64, wide: 256, stages: 5}
 	// The blocks of a cluster compute one tile: each adds up one half of k.
 	hopperHalf = hopperForm{suffix: "_half", high: 128, wide: 128, stages: 6}
 )
@@ -56,7 +56,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperLag, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow, hopperLean, hopper160, hopper224} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperFirst, hopperHalf, hopperSlim, hopperSquare, hopperMiddle, hopperBroad, hopperNarrow, hopperLean, hopper160, hopper224} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -69,7 +69,7 @@ var (
 	gemmHopper        = newHopperKernels("gemm_n")
 	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, square, middle, 160, 224, low, half
 	groupedHopper     = newHopperKernels("grouped_n")
-	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn: low, lag
+	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn: low, first
 )
 
 const (
@@ -79,11 +79,6 @@ const (
 	hopperThreads = 3 * 128
 	// hopperBox is the rows of the boxes that are copied.
 	hopperBox = 64
-	// From hopperMany columns on, half of a tile of zeros costs little.
-	hopperMany  = 2048
-	hopperShort = 768
-	// Experts with hopperLong rows on average have sums long enough for large tiles of their gradients.
-	hopperLong = 1024
 	// hopperUnits is the multiprocessors that forms are chosen for. It is no GPU's own number, so that
 	// every GPU adds up in the same order.
 	hopperUnits = 132
@@ -94,7 +89,7 @@ const (
 func (f hopperForm) shared() uint32 {
 	box, stages := f.rows(), f.stages
 	each := f.high + (f.wide+box-1)/box*box
-	if f == hopperLag {
+	if f == hopperFirst {
 		stages, each = 7+2*3, 128
 	}
 	return uint32(stages*each*64*2 + stages*16 + 32 + 12*maxExperts + 1024)
@@ -119,15 +114,6 @@ func (f hopperForm) blocks(tiles int) int {
 // rounds returns how many tiles a multiprocessor computes one after the other.
 func (f hopperForm) rounds(rows, cols int) int {
 	return (f.tiles(rows, cols) + hopperUnits - 1) / hopperUnits
-}
-
-// hopperFormOf returns the faster form for n columns: narrow tiles if half of the last wide
-// one would be empty.
-func hopperFormOf(n int) hopperForm {
-	if n < hopperMany && (n-1)%hopperShared.wide < hopperTurns.wide {
-		return hopperTurns
-	}
-	return hopperShared
 }
 
 // hopperDenseForm returns the fastest form for a product of m x n numbers, each a sum of k. A
@@ -164,21 +150,27 @@ func hopperDenseForm(m, n, k int, transB bool) (best hopperForm) {
 	return best
 }
 
-// hopperGroupedForm returns the faster form for a product over experts. Tiles of few rows and
-// experts of few tiles make wide tiles wait for each other more often.
-func hopperGroupedForm(n, k int) hopperForm {
-	if k >= hopperShort {
-		return hopperTurns
+// hopperGroupedForm returns the faster form for a product of rows over experts, with n columns. A
+// multiprocessor computes its tiles one after the other, half of the last rows of an expert is no work, and
+// hopperTurns takes longer for as many numbers, because it reads more.
+func hopperGroupedForm(experts, rows, n int) (best hopperForm) {
+	least := math.MaxInt
+	for _, c := range []struct {
+		hopperForm
+		cost int
+	}{{hopperShared, 100}, {hopperTurns, 108}} {
+		if cost := c.cost * c.high * c.wide * c.rounds(rows+experts*c.high/2, n); cost < least {
+			best, least = c.hopperForm, cost
+		}
 	}
-	return hopperFormOf(n)
+	return best
 }
 
-// hopperGradForm returns the faster form for the gradient of experts' weights. Large tiles read less,
-// and wait longer for their stores, which long sums make up for. A gradient that is stored has the same
-// bits in both.
+// hopperGradForm returns the form for the gradient of experts' weights. A gradient that is stored in fp32 has a kernel of
+// its own, with the same bits.
 func hopperGradForm(p ExpertsGrad) hopperForm {
-	if p.First && p.C.Type == kernels.F32 && cmp.Or(p.Expect, p.A.Rows) >= hopperLong*p.Seg.Experts {
-		return hopperLag
+	if p.First && p.C.Type == kernels.F32 {
+		return hopperFirst
 	}
 	return hopperLow
 }

@@ -96,8 +96,19 @@ func (d gemmDraw) orphan(seg Segments, ms ...Matrix) {
 // nobody are NaN.
 func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
 	d := newGemmDraw(t, i, 64<<20)
-	seg, rows := d.segments(1+d.IntN(8)*(1+i%2*4), most)
-	n, k := 8*(1+d.IntN(wide/8)), 64*(1+d.IntN(wide/64))
+	experts, least, n, k := 1+d.IntN(8)*(1+i%2*4), 0, 8*(1+d.IntN(wide/8)), 64*(1+d.IntN(wide/64))
+	switch first := i%6 == 2; {
+	case first && i%4 == 2: // long sums
+		experts, least = 2+d.IntN(3), 1024
+	case first && i%8 == 0: // so many tiles beside each other that they go down many rows
+		experts, most, n, k = 1+d.IntN(2), 24, 2048+8*(1+d.IntN(40)), 64*(30+d.IntN(10))
+	case first:
+		experts, most = 6+d.IntN(6), max(most, 300)
+	}
+	seg, rows := d.segments(experts, least, most)
+	if i%6 == 2 { // one of several has no rows
+		copy(d.bytes[int(seg.Off)+8*(experts-1)+4:], make([]byte, min(4, 4*(experts-1))))
+	}
 	c := &tensorCase{memory: d.tensorMemory}
 	if i%3 < 2 {
 		p := Experts{TransB: i%3 == 1, Seg: seg}
@@ -115,8 +126,8 @@ func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
 		}
 	} else {
 		p := ExpertsGrad{A: d.even(kernels.BF16, rows, k), B: d.even(kernels.BF16, rows, n), C: d.even(d.kind(), seg.Experts*k, n), Seg: seg, First: i%2 == 0}
-		if p.First && i%4 == 2 {
-			p.Expect, p.C = 1<<20, d.even(kernels.F32, seg.Experts*k, n) // the form for many rows
+		if p.First && i%24 != 14 {
+			p.C = d.even(kernels.F32, seg.Experts*k, n)
 		}
 		d.orphan(seg, p.A, p.B)
 		d.gradient(c, p)
@@ -158,22 +169,33 @@ func TestHopperGemmOnGPU(t *testing.T) {
 	}
 }
 
-// Gradients of experts' weights that are stored in fp32 have large tiles if experts have many rows.
+// Products over experts have large tiles, or those that keep more of a GPU busy.
+func TestHopperFormOfExperts(t *testing.T) {
+	for _, c := range []struct {
+		experts, rows, n int
+		want             hopperForm
+	}{
+		{8, 16384, 4096, hopperShared}, // 132 x 16 tiles in 16 rounds, or 32 of half the size
+		{16, 4096, 2816, hopperTurns},  // 40 x 11 tiles in 4 rounds, or 7 of half the size
+		{64, 2048, 1024, hopperTurns},  // 48 x 4 tiles in 2 rounds, or 3
+		{8, 8192, 4096, hopperShared},  // 68 x 16 tiles in 9 rounds, or 17
+		{8, 16384, 1152, hopperTurns},  // half of the last column would be empty
+		{1, 1, 8, hopperTurns},
+	} {
+		if got := hopperGroupedForm(c.experts, c.rows, c.n); got != c.want {
+			t.Errorf("%+v: form %q", c, got.suffix)
+		}
+	}
+}
+
+// Gradients of experts' weights that are stored in fp32 have a kernel of their own.
 func TestHopperFormOfExpertsGradients(t *testing.T) {
 	for _, c := range []struct {
-		rows, expect int
-		first        bool
-		kind         kernels.Number
-		want         hopperForm
-	}{
-		{rows: 8 * 1024, first: true, kind: kernels.F32, want: hopperLag},
-		{rows: 8*1024 - 1, first: true, kind: kernels.F32, want: hopperLow},
-		{rows: 8 * 1024, expect: 100, first: true, kind: kernels.F32, want: hopperLow},
-		{rows: 8 * 1024, first: true, kind: kernels.BF16, want: hopperLow},
-		{rows: 8 * 1024, kind: kernels.F32, want: hopperLow},
-	} {
-		p := ExpertsGrad{A: Matrix{Rows: c.rows}, C: Matrix{Type: c.kind}, Seg: Segments{Experts: 8}, First: c.first, Expect: c.expect}
-		if got := hopperGradForm(p); got != c.want {
+		first bool
+		kind  kernels.Number
+		want  hopperForm
+	}{{true, kernels.F32, hopperFirst}, {true, kernels.BF16, hopperLow}, {false, kernels.F32, hopperLow}} {
+		if got := hopperGradForm(ExpertsGrad{C: Matrix{Type: c.kind}, First: c.first}); got != c.want {
 			t.Errorf("%+v: form %q", c, got.suffix)
 		}
 	}

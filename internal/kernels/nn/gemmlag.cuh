@@ -1,7 +1,7 @@
 // This file has the gradient of experts' weights that is stored in fp32 and not added to: tiles of
 // 128 x 256, of which each of two groups of warps has 128 columns. The groups share A, and each has
 // its own stages of B, so that the one may be ahead of the other and stores meanwhile. These tiles
-// read a third less than those by turns (Low), and are stored less evenly. Sums are those of
+// read a third less than those by turns (Slim), and are stored less evenly. Sums are those of
 // gemmhopper.cuh.
 
 #pragma once
@@ -74,7 +74,7 @@ template <class Plan> DEVICE void bring_a(const Lag &form, Plan &plan, u64 map) 
         for (u32 k = 0; k < at.k; k += 64, a.next()) {
             a.await();
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) tma_load(a.at() + i * BOX, map, a.full(), at.a_x + 64 * i, at.a_k + k);
+            for (u32 i = 0; i < 2; i++) tma_keep(a.at() + i * BOX, map, a.full(), at.a_x + 64 * i, at.a_k + k);
         }
     }
     *form.brought() = plan.pairs();
@@ -91,8 +91,8 @@ template <class Plan> DEVICE void bring_b(const Lag &form, Plan &plan, u64 map, 
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
                 u32 x = at.b_x + Lag::part * group + 64 * i, y = at.b_k + k;
-                if (!at.share_b) tma_load(b.at() + i * BOX, map, b.full(), x, y);
-                else if (i == cta_in_cluster()) tma_load_all(b.at() + i * BOX, map, b.full(), x, y, 3);
+                if (!at.share_b) tma_keep(b.at() + i * BOX, map, b.full(), x, y);
+                else if (i == cta_in_cluster()) tma_keep_all(b.at() + i * BOX, map, b.full(), x, y, 3);
             }
         }
     }

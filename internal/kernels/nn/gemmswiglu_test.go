@@ -43,7 +43,7 @@ func (d gemmDraw) quiet(m Matrix) {
 // Rows that belong to nobody are NaN.
 func swigluCase(t testing.TB, i, most, wide int) *tensorCase {
 	d := newGemmDraw(t, i, 64<<20)
-	seg, rows := d.segments(1+d.IntN(8)*(1+i%2*4), most)
+	seg, rows := d.segments(1+d.IntN(8)*(1+i%2*4), 0, most)
 	n, k := 8*(1+d.IntN(wide/8)), 64*(1+d.IntN(wide/64))
 	experts := seg.Experts
 	if d.IntN(3) == 0 {

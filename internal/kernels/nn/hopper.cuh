@@ -94,16 +94,23 @@ DEVICE void tell(u32 at, u64 v, u32 mbar, u32 cta) {
 // ---- copies. One thread issues each.
 
 // tma_load copies the box whose first number is (row, col) to dst, and its bytes count at
-// mbar. tma_load_all copies it to that place in all blocks of the cluster that mask has a
-// bit for; the bytes count in each.
+// mbar. tma_keep does the same, and L2 keeps what it reads for longer than what others read: other blocks read
+// it, too. tma_keep_all copies it to that place in all blocks of the cluster that mask has a bit for; the
+// bytes count in each.
 DEVICE void tma_load(u32 dst, u64 map, u32 mbar, u32 col, u32 row) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst), "l"(map), "r"(mbar),
                  "r"(col), "r"(row)
                  : "memory");
 }
-DEVICE void tma_load_all(u32 dst, u64 map, u32 mbar, u32 col, u32 row, u32 mask) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
-                 "l"(map), "r"(mbar), "r"(col), "r"(row), "h"((u16)mask)
+#define KEPT 0x14f0000000000000ull // evict last, as createpolicy makes it for all of what is read
+DEVICE void tma_keep(u32 dst, u64 map, u32 mbar, u32 col, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(mbar), "r"(col), "r"(row), "l"(KEPT)
+                 : "memory");
+}
+DEVICE void tma_keep_all(u32 dst, u64 map, u32 mbar, u32 col, u32 row, u32 mask) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;"
+                 ::"r"(dst), "l"(map), "r"(mbar), "r"(col), "r"(row), "h"((u16)mask), "l"(KEPT)
                  : "memory");
 }
 // tma_store begins to copy a box from shared memory to the matrix. tma_commit ends a group
@@ -141,7 +148,7 @@ DEVICE void await_count(u64 p, u32 v) {
 // ---- launches that overlap
 
 // let_next_begin lets the next launch begin, if it was made to begin early, when all blocks have
-// called this or ended. One thread of a block calls it, behind a barrier. The manual promises that
+// called this or ended. One thread of a block calls it, behind a barrier if the next launch reads before it waits. The manual promises that
 // memory is known only behind await_before. What the block wrote is known earlier, because the fence
 // here puts it into L2 before the next launch can begin: a launch that begins with begun_early reads it
 // by read_l2. await_before waits for the end of the launch before, at once if this one did not begin
@@ -160,14 +167,18 @@ DEVICE void await_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); 
 DEVICE void write_far(u64 p, u32 far, Vec v) {
     asm volatile("st.global.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// put_far is as put.
-DEVICE void put_far(u64 p, u32 far, Vec v) {
-    asm volatile("st.global.cs.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-// add_far has memory add four fp32 numbers. Subnormal ones may count as zero.
-DEVICE void add_far(u64 p, u32 far, Vec v) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
+// write_below stores if at is below left, put_below as put does, and add_below has memory add four fp32
+// numbers, of which subnormal ones may count as zero. They take no branch: stores behind branches follow
+// each other so much later that products which little but stores bounds took a seventh longer.
+#define BELOW(name, does)                                                                                             \
+    DEVICE void name(u64 p, u32 far, int at, int left, Vec v) {                                                       \
+        asm volatile("{.reg .pred q; setp.lt.s32 q, %6, %7; @q " does " [%0+%1], {%2,%3,%4,%5};}" ::"l"(p), "n"(far), \
+                     "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "n"(at), "r"(left)                                       \
+                     : "memory");                                                                                     \
+    }
+BELOW(write_below, "st.global.v4.u32")
+BELOW(put_below, "st.global.cs.v4.u32")
+BELOW(add_below, "red.relaxed.gpu.global.add.v4.f32")
 DEVICE u32 read_far(u64 p, u32 far) {
     u32 v;
     asm volatile("ld.global.u32 %0, [%1+%2];" : "=r"(v) : "l"(p), "n"(far) : "memory");

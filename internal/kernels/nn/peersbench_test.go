@@ -202,6 +202,7 @@ func BenchmarkPeersOnGPU(b *testing.B) {
 	p.products()
 	p.attention()
 	p.rows()
+	p.mambaRows()
 }
 
 func (p *peers) products() {
@@ -313,4 +314,48 @@ func (p *peers) rows() {
 	p.fresh()
 	a := Adam{W: p.f32(big), M: p.f32(big), V: p.f32(big), G: p.f32(big), GType: kernels.F32, Hyper: p.place(HyperBytes)}
 	p.measure("rows/adamw", 0, 28*big, func(s device.Stream) { AdamW(s, a) })
+}
+
+// changed is a stream that changes launches.
+type changed struct {
+	device.Stream
+	change func(l *device.Launch)
+}
+
+func (c changed) Launch(l device.Launch) {
+	c.change(&l)
+	c.Stream.Launch(l)
+}
+
+func untuned(l *device.Launch) { l.Tuned = device.Tuned{} }
+
+// mambaRows measures kernels for the rows of Mamba-2 beside those that run without them.
+func (p *peers) mambaRows() {
+	const rows = 16384
+	for _, wide := range []int{4352, 8448} {
+		p.fresh()
+		unit := memory.Bytes(2 * rows * wide)
+		conv := Conv{Y: p.matrix(rows, wide), X: p.matrix(rows, 2*wide).Columns(0, wide), W: p.matrix(wide, 4), Bias: p.matrix(1, wide), Seq: 4096}
+		old := func(l *device.Launch) {
+			l.Kernel, l.Grid[0], l.Shared = &convKernels.wide, uint32(runsOf(rows, convRows/2)*runsOf(wide, convTile)), 0
+		}
+		p.measure(fmt.Sprintf("rows/conv-%d/old", wide), 0, 2*unit, func(s device.Stream) { Convolve(changed{s, old}, conv) })
+		p.measure(fmt.Sprintf("rows/conv-%d/new", wide), 0, 2*unit, func(s device.Stream) { Convolve(s, conv) })
+		grad := ConvGrad{
+			Conv: conv, DY: conv.Y, DX: p.matrix(rows, 2*wide).Columns(0, wide), DW: NewMatrix(p.f32(wide*4), kernels.F32, wide, 4),
+			DBias: NewMatrix(p.f32(wide), kernels.F32, 1, wide), Scratch: p.place(conv.ScratchBytes()),
+		}
+		p.measure(fmt.Sprintf("rows/conv-grad-%d/old", wide), 0, 3*unit, func(s device.Stream) { ConvolveGrad(changed{s, untuned}, grad) })
+		p.measure(fmt.Sprintf("rows/conv-grad-%d/new", wide), 0, 3*unit, func(s device.Stream) { ConvolveGrad(s, grad) })
+	}
+	const cols = 4096
+	for _, rows := range []int{8192, 16384} {
+		p.fresh()
+		grad := GatedNormGrad{
+			GatedNorm: GatedNorm{X: p.matrix(rows, cols), Z: p.matrix(rows, cols), W: p.matrix(1, cols), Groups: 1, Epsilon: 1e-5},
+			DY:        p.matrix(rows, cols), DX: p.matrix(rows, cols), DZ: p.matrix(rows, cols), DW: NewMatrix(p.f32(cols), kernels.F32, 1, cols),
+			Scratch: p.place(GatedNormScratch(rows, cols)),
+		}
+		p.measure(fmt.Sprintf("rows/gated-grad-%d", rows), 0, 5*grad.X.Len, func(s device.Stream) { GatedRMSNormGrad(s, grad) })
+	}
 }

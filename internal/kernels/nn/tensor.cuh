@@ -30,7 +30,7 @@ DEVICE u32 spot(const void *p) { return (u32)(u64)(__attribute__((address_space(
 DEVICE void bring(u32 dst, u64 src, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// bring_few begins to copy 4 or 8 bytes.
+// bring_few begins to copy 4, 8 or 16 bytes.
 template <u32 bytes> DEVICE void bring_few(u32 dst, u64 src) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(bytes) : "memory");
 }

@@ -23,7 +23,7 @@ func deviceCode() map[string]map[string]kind {
 		"optim":          {"adamw": adamTrial, "squares": squaresTrial},
 		"route":          {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
 		"scan":           {"scan": scanTrial},
-		"conv":           {"conv": convTrial, "conv grad": convGradTrial},
+		"conv":           {"conv": convTrial, "whole conv": wholeConvTrial, "conv grad": convGradTrial, "whole conv grad": wholeConvGradTrial},
 		"gatednorm":      {"gated norm": gatedTrial, "gated norm grad": gatedGradTrial},
 		"scangrad":       {"scan grad": scanGradTrial},
 		"scantensor":     {"scan": scanTensorTrial},
@@ -151,12 +151,21 @@ func lateNormTrial(x *trial) func(s device.Stream) {
 	return x.normGrad(rows, cols, cols, func(rows, cols int) Matrix { return x.even(kernels.BF16, rows, cols) })
 }
 
+// ropeTrial draws rotations. Those of half of the trials have a kernel for vectors.
 func ropeTrial(x *trial) func(s device.Stream) {
 	heads, half, before, behind, seq := x.atMost(3, 16), x.atMost(40, 64), x.IntN(9), x.IntN(5), x.atMost(9, 100)
+	rows := x.atMost(20, 300)
+	vectors := x.maybe()
+	if vectors {
+		half, before, behind = 8*(1+half/16), before/8*8, behind/4*8
+	}
 	head := before + 2*half + behind
 	r := Rotation{Heads: heads, Head: head, At: before, Width: 2 * half, Seq: seq, Inverse: x.maybe()}
-	r.X = x.any(x.atMost(20, 300), heads*head+x.IntN(3))
-	r.Table = x.floats(seq * 2 * half)
+	if vectors {
+		r.X, r.Table = x.even(kernels.BF16, rows, heads*head), x.even(kernels.F32, 1, seq*2*half).Range
+	} else {
+		r.X, r.Table = x.any(rows, heads*head+x.IntN(3)), x.floats(seq*2*half)
+	}
 	return func(s device.Stream) { Rope(s, r) }
 }
 

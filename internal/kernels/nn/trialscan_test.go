@@ -95,30 +95,38 @@ func (x *trial) recurGrad(tensor bool) func(s device.Stream) {
 	return func(s device.Stream) { RecurGrad(s, c) }
 }
 
-func (x *trial) conv() Conv {
+// conv draws a convolution, in whole vectors or not. Taps and bias may lie anywhere.
+func (x *trial) conv(whole bool) Conv {
 	c := Conv{Seq: x.atMost(30, 300)}
-	x.whole = x.maybe()
-	rows, cols, t, params := c.Seq*x.atMost(4, 8), x.atMost(300, 700), x.number(), x.number()
-	if x.whole {
+	taps := 1 + x.IntN(5)
+	rows, cols := c.Seq*x.atMost(4, 8), x.atMost(300, 700)
+	if whole {
 		cols = runsOf(cols, 8) * 8
 	}
-	taps := 1 + x.IntN(5)
-	if x.maybe() {
-		taps = 4
+	if whole || x.maybe() {
+		taps = wideTaps
 	}
-	c.X, c.Bias = x.matrix(t, rows, cols), x.matrix(params, 1, cols)
-	c.W = NewMatrix(x.numbers(params, cols*taps, 1), params, cols, taps)
+	params := x.number()
+	c.W, c.Bias = NewMatrix(x.numbers(params, cols*taps, 1), params, cols, taps), x.matrix(params, 1, cols)
+	x.whole = whole
+	c.X = x.matrix(x.number(), rows, cols)
 	return c
 }
 
-func convTrial(x *trial) func(s device.Stream) {
-	c := x.conv()
+func convTrial(x *trial) func(s device.Stream)      { return x.convolve(x.maybe()) }
+func wholeConvTrial(x *trial) func(s device.Stream) { return x.convolve(true) }
+
+func (x *trial) convolve(whole bool) func(s device.Stream) {
+	c := x.conv(whole)
 	c.Y = x.matrix(c.X.Type, c.X.Rows, c.X.Cols)
 	return func(s device.Stream) { Convolve(s, c) }
 }
 
-func convGradTrial(x *trial) func(s device.Stream) {
-	c := ConvGrad{Conv: x.conv()}
+func convGradTrial(x *trial) func(s device.Stream)      { return x.convolveGrad(x.maybe()) }
+func wholeConvGradTrial(x *trial) func(s device.Stream) { return x.convolveGrad(true) }
+
+func (x *trial) convolveGrad(whole bool) func(s device.Stream) {
+	c := ConvGrad{Conv: x.conv(whole)}
 	rows, cols, t, grads := c.X.Rows, c.X.Cols, c.X.Type, x.number()
 	c.DY, c.DX = x.matrix(t, rows, cols), x.matrix(t, rows, cols)
 	c.DW = NewMatrix(x.numbers(grads, cols*c.W.Cols, 1), grads, cols, c.W.Cols)

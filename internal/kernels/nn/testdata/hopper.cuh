@@ -157,13 +157,14 @@ static struct HostTick {
     HostTick() { host_tick = host_copies_go_on; }
 } host_tick_on;
 
-inline void tma_load_all(u32 dst, u64 map, u32 mbar, u32 col, u32 row, u32 mask) {
+inline void tma_keep_all(u32 dst, u64 map, u32 mbar, u32 col, u32 row, u32 mask) {
     HostBox b = {dst, col, row, mbar, mask, reinterpret_cast<const HostMap *>(map)};
     if (host_eager()) return host_land(b);
     if (host_box_count == 4096) host_fail("too many copies under way");
     host_boxes[host_box_count++] = b;
 }
-inline void tma_load(u32 dst, u64 map, u32 mbar, u32 col, u32 row) { tma_load_all(dst, map, mbar, col, row, 1u << host_cta()); }
+inline void tma_load(u32 dst, u64 map, u32 mbar, u32 col, u32 row) { tma_keep_all(dst, map, mbar, col, row, 1u << host_cta()); }
+inline void tma_keep(u32 dst, u64 map, u32 mbar, u32 col, u32 row) { tma_load(dst, map, mbar, col, row); }
 
 struct HostStores {
     u32 count, group;
@@ -253,8 +254,12 @@ inline void begun_early() {}
 inline u32 read_l2(u64 p) { return *host_at<u32>(p); }
 
 inline void write_far(u64 p, u32 far, Vec v) { *host_at<Vec>(p + far) = v; }
-inline void put_far(u64 p, u32 far, Vec v) { write_far(p, far, v); }
-inline void add_far(u64 p, u32 far, Vec v) {
+inline void write_below(u64 p, u32 far, int at, int left, Vec v) {
+    if (at < left) write_far(p, far, v);
+}
+inline void put_below(u64 p, u32 far, int at, int left, Vec v) { write_below(p, far, at, left, v); }
+inline void add_below(u64 p, u32 far, int at, int left, Vec v) {
+    if (at >= left) return;
     host_at<Vec>(p + far);
     const u32 x[4] = {v.x, v.y, v.z, v.w};
     for (u32 i = 0; i < 4; i++) *host_at<float>(p + far + 4 * i) += __builtin_bit_cast(float, x[i]);
