@@ -22,9 +22,10 @@ type Tuned struct {
 	Resident bool
 	// Early lets the kernel begin before the launch before it on the stream has ended: when
 	// each of that one's blocks has let it, or has ended. That launch is one of the kernel that
-	// this one was written to follow, and did not begin early itself. This kernel reads only
-	// what blocks of that one wrote before they let it, writes nothing that it still reads or
-	// writes, and waits for its end before it ends. In a graph it begins in order.
+	// this one was written to follow, and did not begin early itself. This kernel waits for the
+	// end of that one before it ends. Before it waits, it reads only what blocks of that one
+	// wrote before they let it, and writes nothing that that one still reads or writes. In a
+	// graph it begins in order.
 	Early bool
 
 	nmaps uint8

@@ -15,14 +15,12 @@ import (
 // Work that is issued while another goroutine waits is not ordered by that wait, also if it
 // happens to be done when the wait ends.
 func TestWaitsOrderOnlyWhatWasIssued(t *testing.T) {
+	var e device.Event
 	for name, wait := range map[string]func(w *world) error{
-		"stream": func(w *world) error { return w.a.Sync() },
-		"device": func(w *world) error { return w.dev.Sync() },
-		"event": func(w *world) error {
-			e := w.event(0)
-			w.a.Record(e)
-			return e.Sync()
-		},
+		"stream":               func(w *world) error { return w.a.Sync() },
+		"device":               func(w *world) error { return w.dev.Sync() },
+		"event":                func(*world) error { return e.Sync() },
+		"event recorded again": func(*world) error { return e.Sync() },
 	} {
 		for _, late := range []bool{false, true} {
 			_, err := run(t, check.Options{}, inWorld(func(w *world) {
@@ -31,6 +29,8 @@ func TestWaitsOrderOnlyWhatWasIssued(t *testing.T) {
 				if !late {
 					w.a.Fill(w.host.All(), 1)
 				}
+				e = w.event(0)
+				w.a.Record(e)
 				syncs := w.dev.Counters().HostSyncs
 				waited := make(chan error)
 				go func() { waited <- wait(w) }()
@@ -39,6 +39,9 @@ func TestWaitsOrderOnlyWhatWasIssued(t *testing.T) {
 				}
 				if late {
 					w.a.Fill(w.host.All(), 1)
+				}
+				if name == "event recorded again" {
+					w.a.Record(e)
 				}
 				close(gate)
 				must(<-waited)

@@ -34,7 +34,7 @@ func Main(m *testing.M) {
 
 func run(m *testing.M, since func(before []string) []string) {
 	before := Files()
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(m, goleak.IgnoreCurrent(), goleak.Cleanup(func(code int) {
 		if code != 0 {
 			os.Exit(code)
 		}
