@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -159,5 +161,23 @@ func TestGroupsMayFail(t *testing.T) {
 			}
 		}
 		defer inner.Close()
+	}
+}
+
+// A reducer whose scratch cannot be freed, because the device makes no stream, says so and leaves its event closed.
+func TestScratchThatCannotBeFreed(t *testing.T) {
+	// The event is made first, and the stream that frees when the reducer is closed.
+	err := check.On(func() (device.Device, error) { return openCPU(0) }, func(d device.Device) error {
+		x, err := NewReducer(d, kernels.MaxReduceSources+1, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Close(); err == nil || !strings.HasPrefix(err.Error(), "comm: freeing scratch: ") {
+			t.Errorf("the reducer was closed: %v", err)
+		}
+		return nil
+	})(check.New(check.Options{Faults: []check.Fault{{Class: check.Makes, N: 1, Do: check.Fail}}}))
+	if said := fmt.Sprint(err); !strings.Contains(said, "never freed") || strings.Contains(said, "left open") {
+		t.Errorf("the device was closed: %v", err)
 	}
 }

@@ -57,6 +57,10 @@ func TestAbort(t *testing.T) {
 			}
 			err := drive(x.comms, func(c Comm) error {
 				s, b := x.streamAndBuffer(c)
+				idle, err := c.Split([]int{3, 2, 1, 0}) // which nobody calls
+				if err != nil {
+					return err
+				}
 				if c.Rank() == 3 {
 					c.Abort(errBroken)
 					c.Barrier(s)
@@ -80,9 +84,11 @@ func TestAbort(t *testing.T) {
 				}
 				first := c.Err()
 				c.AllReduce(s, b.Slice(0, 64), b.Slice(0, 64), F32, Sum)
-				var f *Failure
-				if again := c.Err(); !errors.As(again, &f) || !errors.Is(again, errBroken) || f.By != 3 || f.Rank != c.Rank() {
-					t.Errorf("rank %d: %v, then %v", c.Rank(), first, again)
+				for _, again := range []error{c.Err(), idle.Err()} {
+					var f *Failure
+					if !errors.As(again, &f) || !errors.Is(again, errBroken) || f.By != 3 || f.Rank != c.Rank() {
+						t.Errorf("rank %d: %v, then %v", c.Rank(), first, again)
+					}
 				}
 				return nil
 			})

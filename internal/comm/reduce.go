@@ -128,14 +128,15 @@ func (x *Reducer) Close() error {
 		return nil
 	}
 	s, err := x.dev.NewStream("comm scratch")
-	if err != nil {
-		return fmt.Errorf("comm: freeing scratch: %w", err)
+	if err == nil {
+		if x.used != nil {
+			s.Wait(x.used)
+		}
+		s.Free(x.room)
+		err = s.Close()
+	} else {
+		err = fmt.Errorf("comm: freeing scratch: %w", err) // the device's end says that the memory was not freed
 	}
-	if x.used != nil {
-		s.Wait(x.used)
-	}
-	s.Free(x.room)
-	err = s.Close()
 	if x.used != nil {
 		err = errors.Join(err, x.used.Close())
 	}

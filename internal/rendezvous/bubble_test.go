@@ -217,6 +217,14 @@ var serviceStories = []struct {
 		s.till(900)
 		s.dial(p, "rank 0 again", come(0), false)
 	}},
+	{"a complaint, and then its own end", func(s *script, v *service, p *pipes) {
+		r := all(s, p)
+		s.till(100)
+		r[1].say(&message{Kind: abort, Text: "failed: no room", State: State{Collective: "barrier 1"}})
+		s.till(120) // it dies before anybody is told
+		_ = r[1].conn.Close()
+		s.till(900)
+	}},
 	{"an end, and then complaints", func(s *script, v *service, p *pipes) {
 		r := all(s, p)
 		s.till(100)

@@ -3,6 +3,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -113,6 +114,63 @@ func TestRefusedWhoDoesNotRead(t *testing.T) {
 		}
 		synctest.Wait()
 	})
+}
+
+// A connection that does not say who it is within Patience is dropped, however much of its greeting has come. A rank
+// that has come may be silent for longer: heartbeats are watched elsewhere.
+func TestGreetingTakesTooLong(t *testing.T) {
+	var whole bytes.Buffer
+	whole.WriteString(magic)
+	if err := writeMessage(&whole, &message{Kind: hello, Token: "t", Size: 3, State: State{Rank: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, said := range []int{0, 3, len(magic), len(magic) + 2, whole.Len() - 1, whole.Len()} {
+		synctest.Test(t, func(t *testing.T) {
+			const patience = time.Second
+			s := &service{token: "t", opts: Options{Patience: patience}, members: make([]*member, 3), strays: map[net.Conn]bool{}}
+			there, here := net.Pipe()
+			ended := make(chan struct{})
+			go func() {
+				s.attend(there)
+				close(ended)
+			}()
+			over := func() bool {
+				synctest.Wait()
+				select {
+				case <-ended:
+					return true
+				default:
+					return false
+				}
+			}
+			if _, err := here.Write(whole.Bytes()[:said]); err != nil {
+				t.Fatal(err)
+			}
+			come := said == whole.Len()
+			if come {
+				if m, err := readMessage(here, maxHello); err != nil || m.Kind != hello {
+					t.Errorf("%+v, %v", m, err)
+				}
+			}
+			time.Sleep(patience - time.Millisecond)
+			if over() {
+				t.Errorf("%d bytes said: the connection ended before its time", said)
+			}
+			time.Sleep(2 * time.Millisecond)
+			if over() == come {
+				t.Errorf("%d of %d bytes said: after %v the connection has ended: %v", said, whole.Len(), patience, come)
+			}
+			time.Sleep(time.Hour)
+			if over() == come {
+				t.Errorf("%d of %d bytes said: after an hour the connection has ended: %v", said, whole.Len(), come)
+			}
+			if err := here.Close(); err != nil {
+				t.Error(err)
+			}
+			<-ended
+			s.tasks.Wait()
+		})
+	}
 }
 
 // A rank that meets a stranger tries again, and one that is refused does not.

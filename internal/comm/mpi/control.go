@@ -20,8 +20,9 @@ type news struct {
 	ID   uint64 // of that communicator
 	From int    // its rank there
 	// Serial counts its collectives there. Sent and Got count its messages with the
-	// receiver of the news. Everything up to there has passed or will pass.
-	Serial, Sent, Got uint64
+	// receiver of the news, and Met its splits with it. Everything up to there has passed or
+	// will pass.
+	Serial, Sent, Got, Met uint64
 }
 
 const (
@@ -61,7 +62,7 @@ func (w *world) hear(err error) {
 	w.listen()
 }
 
-// tell sends news to a rank of the world.
+// tell sends news to a rank of the world. The world fails if it cannot.
 func (w *world) tell(rank int, n news) {
 	if len(n.Why) > newsSize/8 { // JSON makes at most six bytes of one
 		n.Why = n.Why[:newsSize/8]
@@ -70,9 +71,11 @@ func (w *world) tell(rank int, n news) {
 	if err == nil {
 		err = w.p.requests.Send(w.control, uintptr(unsafe.Pointer(&b[0])), len(b), rank, newsTag, token{w: w, hold: b})
 	}
-	if err == nil {
-		w.telling++
+	if err != nil {
+		w.fail(w.rank, err, true) // if it is the first
+		return
 	}
+	w.telling++
 }
 
 // fail makes all communicators fail. The first failure counts. It is told to all other

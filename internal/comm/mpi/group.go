@@ -40,6 +40,7 @@ type group struct {
 	collectives uint64   // those of all ranks
 	sent, got   []uint64 // messages to and from each rank
 	splits      map[uint64]uint64
+	met         []uint64      // splits with each rank
 	lost        *comm.Failure // the first call that was not made
 	quit        bool
 }
@@ -47,7 +48,7 @@ type group struct {
 var _ comm.Comm = (*group)(nil)
 
 func (w *world) newGroup(id uint64, ranks []int, me int, members string) *group {
-	return &group{w: w, id: id, ranks: ranks, me: me, members: members, sent: make([]uint64, len(ranks)), got: make([]uint64, len(ranks)), splits: map[uint64]uint64{}}
+	return &group{w: w, id: id, ranks: ranks, me: me, members: members, sent: make([]uint64, len(ranks)), got: make([]uint64, len(ranks)), splits: map[uint64]uint64{}, met: make([]uint64, len(ranks))}
 }
 
 func (g *group) Rank() int { return g.me }
@@ -141,14 +142,18 @@ func (g *group) Split(ranks []int) (comm.Comm, error) {
 	// MPI's communicator, which waits without end.
 	tag := tagSplit + int(key%tagCount)
 	o := &op{g: g, call: &call{Call: letter.Call{Signature: letter.Signature{Kind: letter.Split, Bytes: memory.Bytes(key >> 1)}, Number: serial}, serial: serial}, where: "the split into " + name, done: make(chan struct{}, 1)}
-	for _, r := range ranks {
-		if r != g.me {
-			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true}, &head{peer: r, tag: tag, len: letter.AnyBytes})
-		}
-	}
 	if err := g.Err(); err != nil {
 		return nil, err
 	}
+	g.mu.Lock()
+	for _, r := range ranks {
+		if r != g.me {
+			g.met[r]++
+			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true}, &head{peer: r, tag: tag, len: letter.AnyBytes})
+			o.seqs = append(o.seqs, sequence{peer: r, n: g.met[r]})
+		}
+	}
+	g.mu.Unlock()
 	o.pass()
 	if err := g.Err(); err != nil {
 		return nil, err
@@ -193,7 +198,7 @@ func (g *group) leave() {
 	}
 	for r, rank := range g.ranks {
 		if r != g.me {
-			g.w.tell(rank, news{By: g.w.rank, ID: g.id, From: g.me, Serial: g.collectives, Sent: g.sent[r], Got: g.got[r]})
+			g.w.tell(rank, news{By: g.w.rank, ID: g.id, From: g.me, Serial: g.collectives, Sent: g.sent[r], Got: g.got[r], Met: g.met[r]})
 		}
 	}
 }

@@ -31,7 +31,7 @@ type op struct {
 	call  *call
 	heads []*head // pass before the messages
 	parts []message
-	seqs  []sequence // of messages between two ranks
+	seqs  []sequence // of messages between two ranks, or of a split
 	where string     // what notes call it
 	done  chan struct{}
 
@@ -41,7 +41,7 @@ type op struct {
 	err   error // of a message
 }
 
-// sequence is the place of a message among those of two ranks.
+// sequence is the place of a message, or of a split, among those of two ranks.
 type sequence struct {
 	peer int
 	send bool
@@ -244,13 +244,17 @@ func (o *op) hopeless() *comm.Failure {
 // needs reports whether a message of the operation is one that a rank which has closed did
 // not pass.
 func (o *op) needs(peer int, n *news) bool {
-	if !o.call.Kind.Pair() {
-		return o.call.serial > n.Serial && o.call.Kind != letter.Split
+	if !o.call.Kind.Pair() && o.call.Kind != letter.Split {
+		return o.call.serial > n.Serial
 	}
-	for _, s := range o.seqs {
-		if s.peer == peer && (s.send && s.n > n.Got || !s.send && s.n > n.Sent) {
-			return true
+	return slices.ContainsFunc(o.seqs, func(s sequence) bool {
+		made := n.Sent
+		switch {
+		case o.call.Kind == letter.Split:
+			made = n.Met
+		case s.send:
+			made = n.Got
 		}
-	}
-	return false
+		return s.peer == peer && s.n > made
+	})
 }

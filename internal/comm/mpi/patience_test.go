@@ -38,3 +38,17 @@ func TestPatienceOfAProcess(t *testing.T) {
 		}
 	}
 }
+
+// Every replay of a captured call waits as long as its first did.
+func TestPatienceBeginsAnew(t *testing.T) {
+	w := &world{active: map[*op]struct{}{}}
+	o := &op{g: &group{w: w}, call: &call{}, done: make(chan struct{}, 1)}
+	for range 2 {
+		o.since = time.Now().Add(-time.Hour)
+		o.begin()
+		if waited := time.Since(o.since); waited > time.Minute {
+			t.Errorf("a call that begins has waited %v", waited)
+		}
+		<-o.done
+	}
+}

@@ -80,7 +80,7 @@ func TestRanks(t *testing.T) {
 		do   func(p *Process) error
 	}{
 		{"come and go", 2, true, comeAndGo}, {"notes", 2, true, notes}, {"hearsay", 3, false, hearsay}, {"poor", 2, true, poor},
-		{"direct", 2, true, direct}, {"replay", 2, true, replayed}, {"absent", 3, false, absent}, {"gone", 3, true, gone},
+		{"direct", 2, true, direct}, {"replay", 2, true, replayed}, {"absent", 3, false, absent}, {"gone", 3, true, gone}, {"split and gone", 3, false, splitAndGone},
 		{"scratch", 2, true, scratch}, {"many", 2, true, many}, {"text", 3, true, text},
 		{"many ranks", 18, true, manyRanks}, {"far memory", 2, true, farMemory}, {"long words", 2, true, longWords},
 		{"alone", 1, true, alone}, {"in flight", 2, true, inFlight}, {"errors of the end", 2, true, endsBadly},

@@ -105,6 +105,11 @@ func gone(p *Process) error {
 		sub.Send(s, at(0), 0)
 		_ = s.Sync()
 		said = fmt.Sprint(sub.Err())
+		for since := time.Now(); sub.(*group).hasLeft() < 2 && err == nil; time.Sleep(time.Millisecond) {
+			if time.Since(since) > time.Minute {
+				err = errors.New("it knows of one rank that has closed, and there are two")
+			}
+		}
 		err = errors.Join(err, sub.Close())
 	}
 	want := []string{
@@ -438,4 +443,35 @@ func text(p *Process) error {
 		return fmt.Errorf("the library is %q of %q", name, version)
 	}
 	return nil
+}
+
+// splitAndGone has ranks split a communicator that another rank closes. A split that it has made ends well, also
+// if the news comes before its letter, and one that it can no longer make is an error on those that wait.
+func splitAndGone(p *Process) error {
+	c, d, s, b, err := rank(p, Options{})
+	if err != nil {
+		return err
+	}
+	for range 20 {
+		sub, e := c.Split([]int{2, 0, 1})
+		if e != nil {
+			return e
+		}
+		if p.Rank() < 2 { // 1 and 2 in the communicator
+			pair, e := sub.Split([]int{2, 1})
+			if err = errors.Join(err, e); e == nil {
+				err = errors.Join(err, pair.Close())
+			}
+		}
+		if p.Rank() != 1 {
+			_, e = sub.Split([]int{2, 1, 0})
+			text, known := strings.CutPrefix(fmt.Sprint(e), fmt.Sprintf("comm: split #1 of rank %d was not made: rank ", p.Rank()))
+			if !known || text != "1 has closed the communicator" && (p.Rank() == 0 || text != "0 has closed the communicator") { // 0 closes next
+				err = errors.Join(err, fmt.Errorf("it says %v", e))
+			}
+		}
+		err = errors.Join(err, sub.Close())
+	}
+	s.Free(b)
+	return errors.Join(err, c.Err(), s.Close(), c.Close(), d.Close())
 }

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
@@ -40,6 +42,155 @@ func TestEndsThatFail(t *testing.T) {
 			t.Errorf("%q fails: it ends by %s, want %s", x.kinds, got, x.calls)
 		}
 	}
+}
+
+// closing is a communicator of hosts whose parts cannot be closed.
+type closing struct {
+	comm.Comm
+	err error
+}
+
+func (c closing) Split(ranks []int) (comm.Comm, error) {
+	sub, err := c.Comm.Split(ranks)
+	return closing{sub, c.err}, err
+}
+
+func (c closing) Close() error { return errors.Join(c.Comm.Close(), c.err) }
+
+// What cannot be closed of the hosts is the error of the rank that closes the world: what the audit used, that of a part
+// of the ranks, and the host communicator itself.
+func TestHostsThatCannotBeClosed(t *testing.T) {
+	libs := nccltest.Libraries(3, 0)
+	places, devs := openWorld(t, libs)
+	hosts, _ := openWorld(t, libs)
+	local, err := comm.NewLocal([]device.Device{hosts[0].Device, hosts[1].Device, hosts[2].Device}, comm.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make([]error, len(devs))
+	var ranks sync.WaitGroup
+	for r := range devs {
+		ranks.Go(func() {
+			root, audit, part := fmt.Errorf("host %d does not end", r), fmt.Errorf("audit %d does not end", r), fmt.Errorf("part %d does not end", r)
+			h := &splitting{closing{local[r], root}, []error{audit, part, nil}}
+			c, err := Open(libs[r], devs[r], Options{Host: h, HostDevice: hosts[r].Device})
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			want := []error{root, audit}
+			if r != 1 {
+				sub, err := c.Split([]int{0, 2})
+				if err != nil {
+					errs[r] = err
+					return
+				}
+				sub.Barrier(places[r].s)
+				errs[r] = errors.Join(places[r].s.Sync(), sub.Close())
+				want = append(want, part)
+			}
+			c.Barrier(places[r].s)
+			got := errors.Join(places[r].s.Sync(), c.Close())
+			for _, w := range want {
+				if !errors.Is(got, w) {
+					t.Errorf("rank %d closes a world of which something cannot be closed: %v, want %v in it", r, got, w)
+				}
+			}
+		})
+	}
+	ranks.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+// unsplit is a communicator of hosts whose parts fail on this rank alone.
+type unsplit struct{ comm.Comm }
+
+func (c unsplit) Split(ranks []int) (comm.Comm, error) {
+	sub, err := c.Comm.Split(ranks)
+	return nil, errors.Join(err, sub.Close(), errNoPart)
+}
+
+var errNoPart = errors.New("there is no part")
+
+// openBesideOne opens two ranks, of which first the one and then the other has hosts that change makes of its own, and
+// calls do with what each opens.
+func openBesideOne(t *testing.T, change func(comm.Comm) comm.Comm, do func(what string, c comm.Comm, host comm.Comm, err error)) {
+	for rank := range 2 {
+		libs := nccltest.Libraries(2, 0)
+		_, devs := openWorld(t, libs)
+		hosts, _ := openWorld(t, libs)
+		local, err := comm.NewLocal([]device.Device{hosts[0].Device, hosts[1].Device}, comm.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ranks sync.WaitGroup
+		for r := range devs {
+			host := local[r]
+			if r == rank {
+				host = change(host)
+			}
+			ranks.Go(func() {
+				c, err := Open(libs[r], devs[r], Options{Host: host, HostDevice: hosts[r].Device})
+				do(fmt.Sprintf("rank %d beside rank %d", r, rank), c, local[r], err)
+			})
+		}
+		ranks.Wait()
+	}
+}
+
+// A rank whose hosts cannot be divided says so to the others, which wait for it otherwise.
+func TestOneRankCannotDivideItsHosts(t *testing.T) {
+	openBesideOne(t, func(c comm.Comm) comm.Comm { return unsplit{c} }, func(what string, c comm.Comm, host comm.Comm, err error) {
+		if c != nil || err == nil || !strings.Contains(err.Error(), errNoPart.Error()) {
+			t.Errorf("%s opens %v: %v", what, c, err)
+		}
+		if err := host.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// once is a communicator of hosts that can be divided once, by NCCL's world.
+type once struct {
+	comm.Comm
+	divided bool
+}
+
+func (c *once) Split(ranks []int) (comm.Comm, error) {
+	if c.divided {
+		return nil, errNoPart
+	}
+	c.divided = true
+	return c.Comm.Split(ranks)
+}
+
+// So does a rank whose hosts cannot be divided for a part.
+func TestOneRankCannotDivide(t *testing.T) {
+	openBesideOne(t, func(c comm.Comm) comm.Comm { return &once{Comm: c} }, func(what string, c comm.Comm, _ comm.Comm, err error) {
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if part, err := c.Split([]int{0, 1}); part != nil || err == nil || !strings.Contains(err.Error(), errNoPart.Error()) {
+			t.Errorf("%s has %v: %v", what, part, err)
+		}
+		_ = c.Close() // the world is aborted
+	})
+}
+
+// splitting is a communicator of hosts whose parts cannot be closed, each for a reason of its own.
+type splitting struct {
+	closing
+	next []error
+}
+
+func (c *splitting) Split(ranks []int) (comm.Comm, error) {
+	sub, err := c.Comm.Split(ranks)
+	why := c.next[0]
+	c.next = c.next[1:]
+	return closing{sub, why}, err
 }
 
 // Small groups compare all pairs of ranks, and large ones neighbours: whoever sends expects as

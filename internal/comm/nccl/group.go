@@ -76,13 +76,19 @@ func (w *world) newGroup(host comm.Comm, ranks []int, me int) (g *group, err err
 		all[i] = i
 	}
 	if g.watched, err = host.Split(all); err != nil {
+		g.Abort(err) // the others wait for this rank, here and below
 		return nil, err
 	}
-	if g.hs, err = w.o.HostDevice.NewStream("comm letters"); err != nil {
-		return nil, err
+	if g.hs, err = w.o.HostDevice.NewStream("comm letters"); err == nil {
+		err = g.connect()
+	} else {
+		g.Abort(err)
 	}
-	if err := g.connect(); err != nil {
-		return nil, errors.Join(err, g.hs.Close())
+	if err != nil {
+		if g.hs != nil {
+			err = errors.Join(err, g.hs.Close())
+		}
+		return nil, errors.Join(err, g.watched.Close())
 	}
 	w.mu.Lock()
 	w.groups = append(w.groups, g)
@@ -244,9 +250,14 @@ func (g *group) Split(ranks []int) (comm.Comm, error) {
 	}
 	host, err := g.host.Split(ranks)
 	if err != nil {
+		g.Abort(err) // others wait for this rank
 		return nil, err
 	}
-	return g.w.newGroup(host, world, mine)
+	sub, err := g.w.newGroup(host, world, mine)
+	if err != nil {
+		return nil, errors.Join(err, host.Close())
+	}
+	return sub, nil
 }
 
 // Close ends the communicator. What it has in NCCL ends with the world, because the other

@@ -32,8 +32,7 @@ var noted func(rank int) func(call string)
 // GPU.
 func open(t *testing.T, devs []device.Device, libs []*nccltest.Library, orders ...*Order) ([]comm.Comm, error) {
 	t.Helper()
-	n := len(devs)
-	hosts := make([]device.Device, n)
+	hosts := make([]device.Device, len(devs))
 	for r := range hosts {
 		d, err := openCPU(r)
 		if err != nil {
@@ -46,11 +45,19 @@ func open(t *testing.T, devs []device.Device, libs []*nccltest.Library, orders .
 			}
 		})
 	}
-	local, err := comm.NewLocal(hosts, comm.Options{})
-	if err != nil {
+	_, all, err := openOn(t, hosts, devs, libs, orders...)
+	return all, err
+}
+
+// openOn makes a world whose ranks reach each other over host devices. It returns their host
+// communicators as well, which belong to the world if it could be opened.
+func openOn(t *testing.T, hosts, devs []device.Device, libs []*nccltest.Library, orders ...*Order) (local, all []comm.Comm, err error) {
+	t.Helper()
+	if local, err = comm.NewLocal(hosts, comm.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	all, errs := make([]comm.Comm, n), make([]error, n)
+	all = make([]comm.Comm, len(devs))
+	errs := make([]error, len(devs))
 	var ranks sync.WaitGroup
 	for r := range devs {
 		o := Options{Host: local[r], HostDevice: hosts[r]}
@@ -63,7 +70,7 @@ func open(t *testing.T, devs []device.Device, libs []*nccltest.Library, orders .
 		ranks.Go(func() { all[r], errs[r] = Open(libs[r], devs[r], o) })
 	}
 	ranks.Wait()
-	return all, errors.Join(errs...)
+	return local, all, errors.Join(errs...)
 }
 
 var errTest = errors.New("nccl: a communicator: remote process exited")
@@ -316,8 +323,28 @@ func TestCloseInFlight(t *testing.T) {
 	}
 }
 
-// A library that does not start on one rank is an error on all.
+// A library that does not start on one rank, or a host device that cannot make what a rank needs,
+// is an error on all. Nothing stays open on the hosts.
 func TestOpenFails(t *testing.T) {
+	fails := func(libs []*nccltest.Library, words string, first, second *check.Checker) {
+		t.Helper()
+		_, devs := openWorld(t, libs)
+		reached := false
+		hosts := func(hosts ...device.Device) error {
+			local, cs, err := openOn(t, hosts, devs, libs)
+			reached = true
+			if cs[0] != nil || cs[1] != nil || strings.Count(fmt.Sprint(err), words) < 2 {
+				t.Errorf("%s: %v", words, err)
+			}
+			return errors.Join(local[0].Close(), local[1].Close())
+		}
+		err := check.On(func() (device.Device, error) { return openCPU(0) }, func(a device.Device) error {
+			return check.On(func() (device.Device, error) { return openCPU(1) }, func(b device.Device) error { return hosts(a, b) })(second)
+		})(first)
+		if err != nil || !reached {
+			t.Errorf("%s: the hosts: %v", words, err)
+		}
+	}
 	for _, at := range []string{"id", "init"} {
 		for rank := range 2 {
 			if at == "id" && rank > 0 {
@@ -325,10 +352,52 @@ func TestOpenFails(t *testing.T) {
 			}
 			libs := nccltest.Libraries(2, 0)
 			libs[rank].Fail(at, errTest)
+			fails(libs, errTest.Error(), check.New(check.Options{}), check.New(check.Options{}))
+		}
+	}
+	for rank := range 2 {
+		// The first event is that of the host communicator, which is made before. Then come the event of the
+		// watched communicator and the stream of letters.
+		for n := 1; n <= 2; n++ {
+			checkers := []*check.Checker{check.New(check.Options{}), check.New(check.Options{})}
+			checkers[rank] = check.New(check.Options{Faults: []check.Fault{{Class: check.Makes, N: n, Do: check.Fail}}})
+			fails(nccltest.Libraries(2, 0), "because of a check.Fault", checkers[0], checkers[1])
+		}
+	}
+}
+
+// A part of the ranks that cannot be made is an error on all of them, and the world ends with nothing left open on the
+// hosts.
+func TestSplitFails(t *testing.T) {
+	for rank := range 2 {
+		// After what Open makes come the event of the part, that of its watched communicator, and its stream of letters.
+		for n := 3; n <= 5; n++ {
+			checkers := []*check.Checker{check.New(check.Options{}), check.New(check.Options{})}
+			checkers[rank] = check.New(check.Options{Faults: []check.Fault{{Class: check.Makes, N: n, Do: check.Fail}}})
+			libs := nccltest.Libraries(2, 0)
 			_, devs := openWorld(t, libs)
-			cs, err := open(t, devs, libs)
-			if cs[0] != nil || cs[1] != nil || strings.Count(fmt.Sprint(err), errTest.Error()) < 2 {
-				t.Errorf("%s on rank %d: %v", at, rank, err)
+			hosts := func(hosts ...device.Device) error {
+				_, cs, err := openOn(t, hosts, devs, libs)
+				if err != nil {
+					return err
+				}
+				var ranks sync.WaitGroup
+				for r, c := range cs {
+					ranks.Go(func() {
+						if sub, err := c.Split([]int{0, 1}); err == nil || sub != nil {
+							t.Errorf("rank %d has a part of the ranks, though call %d of rank %d failed: %v", r, n, rank, err)
+						}
+						_ = c.Close() // which fails for the same reason, or does not
+					})
+				}
+				ranks.Wait()
+				return nil
+			}
+			err := check.On(func() (device.Device, error) { return openCPU(0) }, func(a device.Device) error {
+				return check.On(func() (device.Device, error) { return openCPU(1) }, func(b device.Device) error { return hosts(a, b) })(checkers[1])
+			})(checkers[0])
+			if err != nil {
+				t.Errorf("call %d of rank %d fails: %v", n, rank, err)
 			}
 		}
 	}

@@ -104,6 +104,9 @@ func TestRegisterAgreed(t *testing.T) {
 		"other chunks": func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) {
 			return (2 + rank) * page, 0, 8 * page
 		},
+		"other heads": func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) {
+			return 0, 64 * (1 + rank), 7 * page
+		},
 		"other places":  func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 64 * rank, 7 * page },
 		"other lengths": func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 0, (7 + rank) * page },
 		"empty on one":  func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 0, 8 * rank * page },
@@ -138,6 +141,45 @@ func TestRegisterAgreed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The pages that lie in a range and in one chunk as a whole are registered, and no other page, wherever the range
+// lies in its buffer. Ranks whose ranges have the same pages at other places of their buffers agree.
+func TestRegisterWholePages(t *testing.T) {
+	for _, c := range []struct{ second, off, n memory.Bytes }{
+		{0, 0, 7 * page}, {0, page, 6 * page}, {0, 8, 4 * page}, {0, page - 8, 4*page + 8}, {0, 0, 3*page - 1}, {0, 2 * page, 3*page + 1},
+		{0, 8, 2*page - 8}, {0, 8, 2*page - 9}, {0, 8, page}, {0, 0, page - 1}, {3 * page, 0, 7 * page}, {2*page + 8, 8, 6 * page}, {4*page - 8, page, 5*page + 8},
+	} {
+		libs := nccltest.Libraries(2, 0)
+		err := run(t, libs, func(p *place) error {
+			moved, second := c.off+memory.Bytes(p.c.Rank())*page, c.second
+			if second != 0 {
+				second += moved - c.off
+			}
+			return withMemory(p, second, func(b *device.Buffer) error {
+				r := b.Slice(moved, c.n)
+				release := comm.Register(r, p.c)
+				held := func(i memory.Bytes) bool { return libs[p.c.Rank()].Holds(b.Addr() + uintptr(i*page)) }
+				for i := range memory.Bytes(8) {
+					from, to := i*page, (i+1)*page
+					whole := from >= moved && to <= moved+c.n && (second <= from || second >= to)
+					if held(i) != whole {
+						t.Errorf("%+v: page %d of rank %d is registered: %v, want %v", c, i, p.c.Rank(), held(i), whole)
+					}
+				}
+				release()
+				for i := range memory.Bytes(8) {
+					if held(i) {
+						t.Errorf("%+v: page %d of rank %d is registered after the end", c, i, p.c.Rank())
+					}
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }
 

@@ -82,16 +82,17 @@ type Library struct {
 	fail  map[string]error
 	group []func()
 	log   []string
-	made  uintptr         // handles
-	sizes map[uintptr]int // by handle
-	reach map[string]bool // kinds of collectives whose memory was registered, src and dst
+	made  uintptr            // handles
+	sizes map[uintptr]int    // by handle
+	held  map[uintptr]extent // registered memory of all communicators, by handle
+	reach map[string]bool    // kinds of collectives whose memory was registered, src and dst
 }
 
 // Libraries returns those of n ranks. Every call is in progress for at least so many polls.
 func Libraries(n, slow int) (all []*Library) {
 	net := &network{rooms: map[nccl.ID]*room{}, ends: map[nccl.Comm]*end{}}
 	for range n {
-		all = append(all, &Library{network: net, slow: slow, fail: map[string]error{}, reach: map[string]bool{}, sizes: map[uintptr]int{}})
+		all = append(all, &Library{network: net, slow: slow, fail: map[string]error{}, reach: map[string]bool{}, sizes: map[uintptr]int{}, held: map[uintptr]extent{}})
 	}
 	return all
 }
@@ -190,6 +191,18 @@ func (f *Library) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
 func (f *Library) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
 func (f *Library) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
 
+// Holds reports whether the byte at an address is registered with a communicator.
+func (f *Library) Holds(addr uintptr) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, x := range f.held {
+		if addr >= x.from && addr < x.to {
+			return true
+		}
+	}
+	return false
+}
+
 // Register notes memory: "register 64", and the end of it "deregister 64". As NCCL does, it
 // takes all pages that the memory has a part of.
 func (f *Library) Register(c nccl.Comm, addr uintptr, n int) (uintptr, error) {
@@ -201,7 +214,8 @@ func (f *Library) Register(c nccl.Comm, addr uintptr, n int) (uintptr, error) {
 	f.note("register %d", n)
 	page := uintptr(os.Getpagesize())
 	f.made++
-	f.ends[c].known[f.made] = extent{addr &^ (page - 1), (addr + uintptr(n) + page - 1) &^ (page - 1)}
+	f.held[f.made] = extent{addr &^ (page - 1), (addr + uintptr(n) + page - 1) &^ (page - 1)}
+	f.ends[c].known[f.made] = f.held[f.made]
 	f.sizes[f.made] = n
 	return f.made, nil
 }
@@ -213,6 +227,7 @@ func (f *Library) Deregister(c nccl.Comm, handle uintptr) error {
 		panic(fmt.Sprintf("memory is deregistered that is not registered: handle %d", handle))
 	}
 	delete(f.ends[c].known, handle)
+	delete(f.held, handle)
 	f.note("deregister %d", f.sizes[handle])
 	return nil
 }
