@@ -176,7 +176,7 @@ func CheckModules(named map[Choice][]string, own ...string) error {
 			}
 			for other := c + 1; other < Choices; other++ {
 				if slices.Contains(named[other], name) {
-					return &ModuleError{c, name, fmt.Sprintf("is also a %s module", other), "remove it from one of the lists"}
+					return &ModuleError{c, name, fmt.Sprintf("is also chosen for %v", other), "remove it from one of the lists"}
 				}
 			}
 		}

@@ -60,8 +60,8 @@ func TestCheckModules(t *testing.T) {
 		{map[Choice][]string{Recompute: {"embedding"}}, nil, "recompute module embedding has no choice recompute"},
 		{map[Choice][]string{Offload: {"attn_proj"}}, nil, "offload module attn_proj requires core_attn; add core_attn"},
 		{map[Choice][]string{Offload: {"fused_group_mlp", "moe_act"}}, nil, "offload module fused_group_mlp already includes moe_act; remove one of them"},
-		{map[Choice][]string{Offload: {"core_attn"}, Recompute: {"core_attn"}}, nil, "offload module core_attn is also a recompute module; remove it from one of the lists"},
-		{map[Choice][]string{Stash: {"moe_act"}, Recompute: {"moe_act"}}, nil, "stash module moe_act is also a recompute module"},
+		{map[Choice][]string{Offload: {"core_attn"}, Recompute: {"core_attn"}}, nil, "offload module core_attn is also chosen for recompute; remove it from one of the lists"},
+		{map[Choice][]string{Stash: {"moe_act"}, Recompute: {"moe_act"}}, nil, "stash module moe_act is also chosen for recompute"},
 	} {
 		err := CheckModules(c.named, c.own...)
 		if c.want == "" {

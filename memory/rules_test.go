@@ -154,7 +154,7 @@ func TestModulesOfTheCaller(t *testing.T) {
 	for c := Keep + 1; c < Choices; c++ {
 		for other := c + 1; other < Choices; other++ {
 			err := CheckModules(map[Choice][]string{c: {"first", "mine"}, other: {"mine"}}, "first", "mine")
-			if !errors.As(err, &wrong) || wrong.Choice != c || wrong.Module != "mine" || wrong.Problem != fmt.Sprintf("is also a %v module", other) {
+			if !errors.As(err, &wrong) || wrong.Choice != c || wrong.Module != "mine" || wrong.Problem != fmt.Sprintf("is also chosen for %v", other) {
 				t.Errorf("%v and %v: %v", c, other, err)
 			}
 		}

@@ -23,9 +23,9 @@ func TestByHandRefusals(t *testing.T) {
 		{"unknown stash", func(h *ByHand) { h.StashModules = []string{"expert_fc2"} }, []string{"did you mean expert_fc1?"}},
 		{"both", func(h *ByHand) {
 			h.OffloadModules, h.RecomputeModules = []string{"core_attn"}, []string{"core_attn"}
-		}, []string{"core_attn is also a recompute module; remove it"}},
-		{"stashed too", func(h *ByHand) { h.OffloadModules, h.StashModules = []string{"moe_act"}, []string{"moe_act"} }, []string{"module moe_act is also a", "remove"}},
-		{"stashed and recomputed", func(h *ByHand) { h.RecomputeModules, h.StashModules = []string{"moe_act"}, []string{"moe_act"} }, []string{"module moe_act is also a", "remove"}},
+		}, []string{"core_attn is also chosen for recompute; remove it"}},
+		{"stashed too", func(h *ByHand) { h.OffloadModules, h.StashModules = []string{"moe_act"}, []string{"moe_act"} }, []string{"module moe_act is also chosen for", "remove"}},
+		{"stashed and recomputed", func(h *ByHand) { h.RecomputeModules, h.StashModules = []string{"moe_act"}, []string{"moe_act"} }, []string{"module moe_act is also chosen for", "remove"}},
 		{"fraction", func(h *ByHand) { h.OffloadFraction = 1.5 }, []string{"OffloadFraction 1.5 is outside of 0 to 1"}},
 		{"negative fraction", func(h *ByHand) { h.OffloadFraction = -0.1 }, []string{"OffloadFraction"}},
 		{"no fraction", func(h *ByHand) { h.OffloadFraction = math.NaN() }, []string{"OffloadFraction NaN"}},
