@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/stowage-dev/stowage/internal/offload"
+	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -122,4 +126,39 @@ func TestLargerStepWithoutAPlan(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A step that is recorded begins with nothing that an earlier step under its key showed. What was tried is kept, or
+// the same would be tried for ever: how often a first step was recorded anew, and that there is no room to recompute.
+func TestRecordingForgets(t *testing.T) {
+	unit := memory.Unit{Name: "mlp"}
+	l := learned{
+		known: true, first: &policy.Decision{}, policy: memory.Policy{unit: memory.Offload}, plan: &residency.Plan{}, decision: &policy.Decision{},
+		profile: &policy.Profile{}, largest: &policy.Profile{}, extent: 1, early: 2, facts: map[memory.Unit]policy.Facts{unit: {Recompute: time.Second}},
+		redone: map[memory.Unit]bool{unit: true}, passes: []pass{{}}, spans: []span{{}}, stats: offload.Stats{Steps: 3}, issued: true, recorded: true,
+		looks: 4, timed: true, calibrated: true, quicker: true, limit: 5, anew: 6, noRecompute: true,
+	}
+	fields := func() (set, zero []string) {
+		v := reflect.ValueOf(l)
+		for i := range v.NumField() {
+			if name := v.Type().Field(i).Name; v.Field(i).IsZero() {
+				zero = append(zero, name)
+			} else {
+				set = append(set, name)
+			}
+		}
+		return set, zero
+	}
+	if _, zero := fields(); zero != nil {
+		t.Fatalf("%q have no value before the step; give them one, and say below whether they are kept", zero)
+	}
+	before := l
+	l.begin()
+	kept := []string{"first", "extent", "early", "stats", "anew", "noRecompute"}
+	if set, _ := fields(); !slices.Equal(set, kept) {
+		t.Errorf("a recorded step begins with %q, want %q", set, kept)
+	}
+	if l.first != before.first || l.extent != before.extent || l.early != before.early || l.stats.Steps != before.stats.Steps || l.anew != before.anew {
+		t.Errorf("a recorded step begins with other values of what is kept: %+v", l)
+	}
 }

@@ -188,8 +188,12 @@ func TestRecordAgain(t *testing.T) {
 			t.Errorf("known is %v, with %d sets and %v for activations", k.known, l.rt.stash.Sets(), l.rt.off.Config().Device)
 		}
 		k.early = 0
+		plans := l.rt.gen
 		if err := l.rt.recordAgain(k, p); err != nil {
 			return err
+		}
+		if l.rt.gen == plans {
+			t.Error("graphs of the plan before stay valid")
 		}
 		if k.known || k.early != held || k.extent != 0 {
 			t.Errorf("known is %v; %v of %v that were held are remembered, and an extent of %v", k.known, k.early, held, k.extent)

@@ -52,6 +52,24 @@ func TestSetSavedLimit(t *testing.T) {
 	}
 }
 
+// A step that is recorded keeps to the limit as well, also to one that was set after the runtime was opened, and moves
+// only what has no room under it.
+func TestRecordedStepKeepsToTheLimit(t *testing.T) {
+	const groups = 6
+	for n := memory.Bytes(1); n <= groups; n++ {
+		for _, opened := range []memory.Bytes{n, 100, 1} {
+			b := newBorrower(t, Config{SavedLimit: opened * 4096})
+			b.r.SetSavedLimit(n * 4096)
+			if _, err := b.step(t, groups, nil); err != nil {
+				t.Fatal(err)
+			}
+			if st := b.r.off.Last(); st.Device != n*4096 || (st.Evicted > 0) != (n < groups) {
+				t.Errorf("limit %v, opened with %v: %v were taken, %+v", n*4096, opened*4096, st.Device, st.Counts)
+			}
+		}
+	}
+}
+
 // If a lower limit makes the solver recompute something, the next step is recorded under that
 // choice, as after a first decision to recompute, and it keeps to the limit already.
 func TestLowerLimitRecomputes(t *testing.T) {

@@ -183,13 +183,49 @@ func TestMeasuringLeavesNothing(t *testing.T) {
 	open := func() (device.Device, error) {
 		return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [memory.Kinds]memory.Bytes{4 * memory.MiB, 4 * memory.MiB}})
 	}
-	for _, class := range []check.Class{check.Allocs, check.Copies} {
+	for _, class := range []check.Class{check.Allocs, check.Copies, check.Makes} {
 		f, err := check.FailEach(class, 3, open, func(dev device.Device) error {
 			_, err := MeasureLinks(dev)
 			return err
 		})
 		if err != nil || len(f.Wrong) > 0 || f.Calls == 0 {
 			t.Errorf("%v: %+v, %v", class, f, err)
+		}
+	}
+}
+
+// asked is a device that notes the sizes it is asked for.
+type asked struct {
+	device.Device
+	sizes []memory.Bytes
+}
+
+func (d *asked) Alloc(kind memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
+	d.sizes = append(d.sizes, size)
+	return d.Device.Alloc(kind, size, owner)
+}
+
+// The links are measured with the largest copies, of 32 MiB at most and 1 MiB at least, of which two fit each kind of
+// memory. Where the least do not fit, that is the error.
+func TestMeasuredSizes(t *testing.T) {
+	for capacity, want := range map[memory.Bytes]memory.Bytes{
+		64 * memory.MiB: 32 * memory.MiB, 64*memory.MiB - 1: 16 * memory.MiB, 5 * memory.MiB: 2 * memory.MiB, 2 * memory.MiB: memory.MiB,
+		2*memory.MiB - 1: 0, memory.MiB: 0,
+	} {
+		for _, kinds := range [][memory.Kinds]memory.Bytes{{capacity, memory.GiB}, {memory.GiB, capacity}} {
+			dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Capacity: kinds})
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &asked{Device: dev}
+			_, err = MeasureLinks(d)
+			var full *device.OutOfMemory
+			if last := d.sizes[len(d.sizes)-1]; want > 0 && (err != nil || last != want) || want == 0 && (!errors.As(err, &full) || last != memory.MiB) {
+				t.Errorf("with %v of memory copies of %v are measured, want %v: %v", kinds, last, want, err)
+			}
+			if err := dev.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
