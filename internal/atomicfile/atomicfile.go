@@ -3,9 +3,11 @@
 //
 // [Create], [Write] and [WriteBytes] write what a command was asked for: the path may be a
 // link or a device, the permissions of an old file stay, and nothing is synced. [Replace]
-// writes a file of a program's own so that it also survives a loss of power.
+// writes a file of a program's own so that it also survives a loss of power. [Lock] is for
+// those that replace a file by what they read from it and more.
 //
-// This file owns the write, temporary.go the file that is written before it has its name.
+// This file owns the write, temporary.go the file that is written before it has its name,
+// lock.go the lock.
 package atomicfile
 
 import (

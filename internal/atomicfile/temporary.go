@@ -31,6 +31,11 @@ func (x *File) createTemporary() (*os.File, error) {
 		}
 		return f, nil
 	}
+	return x.createNamedTemporary()
+}
+
+// createNamedTemporary is createTemporary on a file system without files that have no name.
+func (x *File) createNamedTemporary() (*os.File, error) {
 	f, err := createNamed(x.to)
 	if err == nil {
 		x.work = f.Name()

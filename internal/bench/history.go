@@ -93,8 +93,10 @@ func ReadEntry(text []byte) (e Entry, err error) {
 	text = bytes.TrimSpace(text)
 	if len(text) > 0 && text[0] == '[' {
 		e.Bench = "train"
-		e.Figures, err = trainFigures(text)
-		return e, err
+		if e.Figures, err = trainFigures(text); err != nil {
+			return e, err
+		}
+		return e, e.check()
 	}
 	var p printed
 	if err := json.Unmarshal(text, &p); err != nil {
@@ -128,13 +130,14 @@ func ReadEntry(text []byte) (e Entry, err error) {
 	return e, e.check()
 }
 
-// check returns an error if the entry has no figures, or one that is not a number.
+// check returns an error if the entry has no figures, or one that no benchmark can measure: copies that lengthen a step by
+// more than they take hide less than nothing, and all others are not negative.
 func (e *Entry) check() error {
 	if e.Bench == "" || len(e.Figures) == 0 {
 		return errNoResult
 	}
 	for name, x := range e.Figures {
-		if math.IsNaN(x) || math.IsInf(x, 0) {
+		if math.IsNaN(x) || math.IsInf(x, 0) || x < 0 && name != "hidden_fraction" {
 			return fmt.Errorf("the figure %s is %g; run the benchmark again", name, x)
 		}
 	}

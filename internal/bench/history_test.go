@@ -136,3 +136,13 @@ func TestPrevious(t *testing.T) {
 		t.Errorf("compared with %+v", p)
 	}
 }
+
+// What nothing can measure is no entry.
+func TestNegativeFigures(t *testing.T) {
+	for name, wrong := range map[string]bool{"gbps": true, "step_ratio": true, "hidden_fraction": false} {
+		e := Entry{Bench: "offload", Figures: map[string]float64{name: -0.5, "peak_ratio": 0}}
+		if err := e.check(); (err != nil) != wrong || wrong && !strings.Contains(err.Error(), "the figure "+name+" is -0.5; run the benchmark again") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
