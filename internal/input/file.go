@@ -31,7 +31,20 @@ var (
 	errSocket   = errors.New("it is a socket; expected a file")
 	errNoWriter = errors.New("it is a pipe that nothing writes to; expected a file")
 	errFolder   = errors.New("it is a folder; expected a file")
+	errPointer  = errors.New("it is a pointer of Git LFS in the place of a file; get the file with git lfs pull")
 )
+
+// mostPointer is more than a pointer of Git LFS has.
+const mostPointer = 1024
+
+// CheckPointer returns an error if the text of a file is that of a pointer of Git LFS, which stands for a file that was
+// not fetched.
+func CheckPointer(text []byte) error {
+	if len(text) < mostPointer && bytes.HasPrefix(text, []byte("version https://git-lfs.")) {
+		return errPointer
+	}
+	return nil
+}
 
 // tooLarge reports a file beyond the limit of its reader.
 type tooLarge struct{ most int64 }
@@ -140,6 +153,9 @@ func ReadFile(name string, most int64) ([]byte, error) {
 		n, err := f.Read(data[len(data):cap(data)])
 		data = data[:len(data)+n]
 		if err == io.EOF {
+			if err := CheckPointer(data); err != nil {
+				return nil, &fs.PathError{Op: "read", Path: name, Err: err}
+			}
 			return WithoutMark(data), nil
 		}
 		if err != nil {

@@ -216,3 +216,19 @@ func TestHub(t *testing.T) {
 		}
 	}
 }
+
+// A pointer of Git LFS stands for a file that was not fetched.
+func TestPointer(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	const text = "version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 7\n"
+	for text, pointer := range map[string]bool{text: true, text + strings.Repeat("x", 2000): false, "version 1\n": false, " " + text: false} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := input.ReadFile(name, 0)
+		var path *fs.PathError
+		if (err != nil) != pointer || pointer && (!errors.As(err, &path) || !strings.Contains(err.Error(), "git lfs pull")) {
+			t.Errorf("%.30q: %v", text, err)
+		}
+	}
+}

@@ -1,8 +1,9 @@
-// This file owns the words for JSON that cannot be read.
+// This file owns JSON as Python writes it, and the words for JSON that cannot be read.
 
 package input
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,4 +59,46 @@ func Plain(err error) error {
 func keysOf(path string) string {
 	embedded := func(name string) bool { return name != "" && name[0] >= 'A' && name[0] <= 'Z' }
 	return strings.Join(slices.DeleteFunc(strings.Split(path, "."), embedded), ".")
+}
+
+// JSON returns a text of JSON in which the three numbers that Python writes and JSON does not have (NaN, Infinity,
+// -Infinity) are words in quotes. A reader that wants a number there refuses the word, and one that does not read
+// the key is not disturbed.
+func JSON(data []byte) []byte {
+	if json.Valid(data) {
+		return data
+	}
+	var out []byte
+	quoted := false
+	for i := 0; i < len(data); i++ {
+		if !quoted {
+			if word := infinite(data[i:]); word != "" {
+				out = append(append(append(out, '"'), word...), '"')
+				i += len(word) - 1
+				continue
+			}
+		}
+		switch {
+		case data[i] == '"':
+			quoted = !quoted
+		case data[i] == '\\' && quoted && i+1 < len(data):
+			out = append(out, data[i])
+			i++
+		}
+		out = append(out, data[i])
+	}
+	if !json.Valid(out) {
+		return data // an error tells where it is wrong
+	}
+	return out
+}
+
+// infinite returns the number without an end at the beginning of a text.
+func infinite(text []byte) string {
+	for _, word := range []string{"-Infinity", "Infinity", "NaN"} {
+		if bytes.HasPrefix(text, []byte(word)) {
+			return word
+		}
+	}
+	return ""
 }

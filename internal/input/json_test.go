@@ -53,3 +53,22 @@ func TestPlain(t *testing.T) {
 		t.Error("another error was changed")
 	}
 }
+
+// Numbers that Python writes and JSON does not have become words, and nothing else changes.
+func TestNumbersOfPython(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a": NaN}`:                           `{"a": "NaN"}`,
+		`{"a": [0.0, Infinity,-Infinity]}`:     `{"a": [0.0, "Infinity","-Infinity"]}`,
+		`{"NaN": "to \"Infinity\"", "b": NaN}`: `{"NaN": "to \"Infinity\"", "b": "NaN"}`,
+		`NaN`:                                  `"NaN"`,
+		`{"a": "NaN"}`:                         `{"a": "NaN"}`,
+		`{"a": NaNs}`:                          `{"a": NaNs}`, // an error then names the place in the file
+		`{"a": NaN, "b`:                        `{"a": NaN, "b`,
+		`{"a": "\`:                             `{"a": "\`,
+		`{"a": Infinity`:                       `{"a": Infinity`,
+	} {
+		if got := string(JSON([]byte(text))); got != want {
+			t.Errorf("%s became %s, want %s", text, got, want)
+		}
+	}
+}
