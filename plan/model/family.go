@@ -219,6 +219,7 @@ func (c *config) deepseekFeed(i int, l *Layer, balanced bool) {
 		return
 	}
 	e := c.moe([]string{"n_routed_experts"}, "moe_intermediate_size")
+	c.expertGroups(e)
 	e.SharedWidth = c.optional(0, 0, "n_shared_experts") * e.Width
 	c.atMost("n_shared_experts times moe_intermediate_size", e.SharedWidth, "the largest width", maxSize)
 	e.Bias, e.Sigmoid = balanced, balanced
@@ -229,6 +230,17 @@ func (c *config) deepseekFeed(i int, l *Layer, balanced bool) {
 		e.Sigmoid = score == "sigmoid"
 	}
 	l.MoE = e
+}
+
+// expertGroups reports groups of experts that cannot be: a router that chooses among the
+// experts of topk_group of n_group groups needs groups of one size. The greedy method has none.
+func (c *config) expertGroups(e *MoE) {
+	if _, given := c.get("n_group"); !given || c.word("topk_method") == "greedy" {
+		return
+	}
+	groups := c.optional(1, 1, "n_group")
+	c.divide("n_group", groups, "n_routed_experts", e.Experts)
+	c.atMost("topk_group", c.optional(1, 1, "topk_group"), "n_group", groups)
 }
 
 func (c *config) depth() int {

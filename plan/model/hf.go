@@ -5,7 +5,6 @@
 package model
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -23,12 +22,16 @@ import (
 // What the description leaves out is in Model.Notes.
 func ParseHF(data []byte) (*Model, error) {
 	c := &config{}
-	if err := json.Unmarshal(finite(data), &c.keys); err != nil {
+	if err := json.Unmarshal(input.JSON(data), &c.keys); err != nil {
 		return nil, fmt.Errorf("the config is not a JSON object: %w", input.Plain(err))
 	}
 	kind := c.word("model_type")
 	name := c.word("_name_or_path")
+	c.mustBeModel()
 	c.mustBeDecoder(kind)
+	c.mustAttend(kind)
+	c.readArchitectures(kind)
+	c.readQuantised()
 	if raw, ok := c.get("text_config"); ok && families[kind] == nil {
 		text := &config{}
 		if err := json.Unmarshal(raw, &text.keys); err != nil {
@@ -37,8 +40,12 @@ func ParseHF(data []byte) (*Model, error) {
 		if tied, ok := c.get("tie_word_embeddings"); ok && text.keys != nil && text.keys["tie_word_embeddings"] == nil {
 			text.keys["tie_word_embeddings"] = tied
 		}
-		text.err = c.err
+		if kind != "" && !slices.ContainsFunc(c.notes, func(n string) bool { return strings.Contains(n, "decoder alone") }) {
+			c.note("text_config alone is read; what model_type %.40q has beside its language model takes no part", kind)
+		}
+		text.err, text.notes = c.err, c.notes
 		c, kind = text, text.word("model_type")
+		c.mustAttend(kind)
 	}
 	read := families[kind]
 	switch {
@@ -50,7 +57,7 @@ func ParseHF(data []byte) (*Model, error) {
 	}
 	m := c.base()
 	read(c, m)
-	m.Name, m.Notes = name, c.notes
+	m.Name, m.Notes = strings.Join(strings.Fields(name), " "), c.notes
 	if name == "" {
 		m.Name = kind
 	}
@@ -100,6 +107,13 @@ var foreign = []string{
 	"num_experts", "num_local_experts", "n_routed_experts", "moe_", "kv_lora_rank", "linear_num_",
 	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "encoder_", "attn_type_list",
 	"num_nextn_predict_layers", "cross_attention_",
+	// kinds of blocks that differ from layer to layer
+	"block_types", "layers_block_type", "block_configs", "full_attn_idxs", "num_key_value_heads_per_layer", "intermediate_size_per_layer",
+	// recurrences, convolutions and linear attention
+	"linear_attn_", "lru_width", "attn_mode", "use_short_conv", "conv_L_cache", "expand_k", "mlstm", "slstm", "time_mix", "decay_low_rank_dim",
+	// parts beside attention and the feed-forward part, and layers that are shared or run again
+	"altup_", "laurel_", "hidden_size_per_layer_input", "num_kv_shared_layers", "cla_share_factor", "total_ut_steps", "n_shared_experts", "n_experts",
+	"expert_", "q_lora_rank", "qk_nope_head_dim", "num_memory_", "zero_expert_",
 }
 
 // plain are the families whose layers have attention and a dense part and nothing else.
@@ -108,7 +122,12 @@ var (
 	plain      = []string{"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox"}
 	structural = []string{
 		"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "kv_lora_rank", "index_topk", "attn_type_list",
-		"mamba_d_state", "ssm_state_size", "linear_num_key_heads", "num_nextn_predict_layers",
+		"mamba_d_state", "ssm_state_size", "linear_num_key_heads", "num_nextn_predict_layers", "block_types", "layers_block_type", "block_configs",
+		"linear_attn_config", "lru_width", "num_kv_shared_layers", "altup_num_inputs", "hidden_size_per_layer_input", "cla_share_factor",
+	}
+	// harmlessTables change neither a parameter nor the work of a layer, or are noted elsewhere.
+	harmlessTables = []string{
+		"rope_scaling", "rope_parameters", "quantization_config", "task_specific_params", "id2label", "label2id", "auto_map", "transformers.js_config",
 	}
 )
 
@@ -117,6 +136,11 @@ func (c *config) mustBePlain(kind string) {
 	for _, key := range structural {
 		if c.on(key) {
 			c.fail("%s is no key of model_type %q, and it changes the model; correct model_type, or remove the key", key, kind)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
+		if strings.HasPrefix(string(c.keys[key]), "{") && c.on(key) && !slices.Contains(harmlessTables, key) {
+			c.note("%.40q is a table that model_type %q does not have; it takes no part", key, kind)
 		}
 	}
 }
@@ -142,42 +166,15 @@ func (c *config) mustBeLlama(kind string) {
 		c.fail("model_type is missing, and so is rms_norm_eps, which every Llama-like model has; give the config.json of a model")
 	case !named:
 		c.fail("%s, and rms_norm_eps, which every Llama-like model has, is missing; %s", unknown, one)
-	case strings.HasPrefix(act, "relu"):
+	case act != "" && !gates(act):
 		c.fail("%s, and hidden_act is %.40q, where a Llama-like model has a gate; %s", unknown, act, one)
 	}
-	c.note("%s; the file is read as that of a Llama-like model", unknown)
+	c.note("%s; the file is read as that of a Llama-like model, a decoder with attention and a gated feed-forward part in every layer", unknown)
 }
 
-// finite replaces the three numbers that Python writes and JSON does not have
-// (NaN, Infinity, -Infinity) by null, outside strings.
-func finite(data []byte) []byte {
-	if json.Valid(data) {
-		return data
-	}
-	var out []byte
-	for i, quoted := 0, false; i < len(data); i++ {
-		if !quoted {
-			for _, word := range []string{"-Infinity", "Infinity", "NaN"} {
-				if bytes.HasPrefix(data[i:], []byte(word)) {
-					out = append(out, "null"...)
-					i += len(word)
-					break
-				}
-			}
-		}
-		if i == len(data) {
-			break
-		}
-		switch {
-		case data[i] == '"':
-			quoted = !quoted
-		case data[i] == '\\' && quoted && i+1 < len(data):
-			out = append(out, data[i])
-			i++
-		}
-		out = append(out, data[i])
-	}
-	return out
+// gates reports whether Llama-like models have a gate with this activation.
+func gates(act string) bool {
+	return strings.HasPrefix(act, "silu") || strings.HasPrefix(act, "swi") || strings.Contains(act, "gelu")
 }
 
 // config reads the keys of one object. It keeps the first error and goes on with harmless
@@ -235,12 +232,12 @@ func (c *config) optional(lo, def int, keys ...string) int {
 }
 
 func (c *config) number(key string, raw json.RawMessage, lo, top int) int {
-	n, err := strconv.Atoi(string(raw))
-	if err != nil || n < lo || n > top {
+	x, err := strconv.ParseFloat(string(raw), 64) // 64.0 and 1e3 are whole, too
+	if err != nil || x != math.Trunc(x) || x < float64(lo) || x > float64(top) {
 		c.fail("%s is %s; it must be a whole number from %d to %d", key, shorten(raw), lo, top)
 		return max(lo, 1)
 	}
-	return n
+	return int(x)
 }
 
 // shorten cuts a value so that the error stays one line.

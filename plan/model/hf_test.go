@@ -157,6 +157,10 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		{"deepseek-v3", []any{"n_shared_experts", 1 << 19}, []string{"n_shared_experts"}},
 		{"deepseek-v3", []any{"num_nextn_predict_layers", 65}, []string{"num_nextn_predict_layers"}},
 		{"deepseek-v3", []any{"moe_layer_freq", 0}, []string{"moe_layer_freq"}},
+		{"deepseek-v3", []any{"n_group", 3}, []string{"n_group is 3", "n_routed_experts, which is 256"}},
+		{"deepseek-v3", []any{"n_group", 0}, []string{"n_group is 0"}},
+		{"deepseek-v3", []any{"n_group", 8, "topk_group", 9}, []string{"topk_group is 9", "n_group, which is 8"}},
+		{"nemotron-3-nano-30b-a3b", []any{"n_group", 1, "topk_group", 2}, []string{"topk_group is 2", "n_group, which is 1"}},
 		{"jamba-1.5-large", []any{"attn_layer_offset", 8}, []string{"attn_layer_offset", "attn_layer_period"}},
 		{"jamba-1.5-large", []any{"mamba_conv_bias", false}, []string{"mamba_conv_bias"}},
 		{"jamba-1.5-large", []any{"mamba_expand", 1 << 10}, []string{"mamba_expand"}},
@@ -172,6 +176,11 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		_, err := read(t, c.preset).with(c.change...).parse(t)
 		names(t, fmt.Sprint(c.preset, " with ", c.change), err, c.words...)
 	}
+}
+
+// A router that takes the best of all experts does not read its groups.
+func TestGreedyRoutersHaveNoGroups(t *testing.T) {
+	read(t, "deepseek-v3").with("topk_method", "greedy", "n_group", 3, "topk_group", 9).must(t)
 }
 
 // A model of an unknown kind is read as a Llama if no key contradicts that.

@@ -291,6 +291,7 @@ func falconH1(c *config, m *Model) {
 
 func (c *config) nemotronMoE() *MoE {
 	e := c.moe([]string{"n_routed_experts"}, "moe_intermediate_size")
+	c.expertGroups(e)
 	e.Gated, e.Bias, e.Sigmoid = false, true, true
 	e.Latent = c.optional(1, 0, "moe_latent_size")
 	if shared := c.optional(0, 1, "n_shared_experts"); shared > 0 {

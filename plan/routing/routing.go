@@ -75,7 +75,7 @@ func (h Header) check() error {
 	case h.Experts < 0 || h.Experts > maxCount || h.Experts%h.Ranks != 0:
 		return fmt.Errorf("experts is %d; it must be a multiple of the %d ranks and at most %d", h.Experts, h.Ranks, maxCount)
 	case h.Experts > 0 && h.TopK > h.Experts:
-		return fmt.Errorf("top_k is %d of %d experts", h.TopK, h.Experts)
+		return fmt.Errorf("top_k is %d of %d experts; it must be at most the number of experts", h.TopK, h.Experts)
 	case int64(h.Ranks)*int64(h.Layers) > maxEntries/int64(h.Microbatches):
 		return fmt.Errorf("%d ranks, %d layers and %d microbatches are more than %d numbers a step", h.Ranks, h.Layers, h.Microbatches, maxEntries)
 	}
