@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // most bounds counts of a file. The planner has bounds of its own below it.
@@ -22,6 +24,7 @@ func deepSpeedKeys(data []byte) (map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data[:min(len(data), 4096)])), "{") || !deepSpeedKey.Match(data) && !deepSpeedPrecisions.Match(data) {
 		return nil, nil
 	}
+	data = input.JSON(data)
 	var keys map[string]any
 	err := json.Unmarshal(data, &keys)
 	var syntax *json.SyntaxError

@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -18,7 +19,7 @@ import (
 )
 
 var (
-	maxTextKey  = regexp.MustCompile(`(?m)(?:^|[\s"'])(per_device_batch_size|max_target_length|remat_policy|base_emb_dim|base_num_decoder_layers|base_num_query_heads|base_mlp_dim|(?:ici|dcn)_[a-z_]+_parallelism)\s*[:=]`)
+	maxTextKey  = regexp.MustCompile(`(?m)(?:^|[\s"'])(base_config|model_name|per_device_batch_size|max_target_length|remat_policy|base_emb_dim|base_num_decoder_layers|base_num_query_heads|base_mlp_dim|(?:ici|dcn)_[a-z_]+_parallelism)\s*[:=]`)
 	maxTextPair = regexp.MustCompile(`^([a-z][a-z0-9_]*)=(.*)$`)
 	maxTextLine = regexp.MustCompile(`(?m)^\s*#.*$|\\\n`)
 )
@@ -85,13 +86,28 @@ func maxText(data []byte) (*File, error) {
 	r.note("the forecast is that of Megatron-LM's operations; XLA fuses and orders them by itself")
 	maps.DeleteFunc(t.keys, func(key string, _ any) bool { return maxTextHarmless.MatchString(key) })
 	t.rest()
+	r.variable(keys)
 	return r.done()
+}
+
+// variable replaces an error about a value that is a variable of the shell, which the words of a command may have.
+func (r *reader) variable(keys map[string]any) {
+	for key, v := range keys {
+		if text, is := v.(string); is && r.err != nil && strings.Contains(text, "$") && strings.HasPrefix(r.err.Error(), key+" is ") {
+			r.err = fmt.Errorf("%s is %s, and variables of a script are not followed; write its value in their place", key, short(v))
+		}
+	}
 }
 
 // maxTextKeys returns the keys of YAML, or of the words of a command.
 func maxTextKeys(data []byte) (map[string]any, error) {
 	keys := map[string]any{}
-	if err := input.UnmarshalYAML(data, &keys); err != nil || keys == nil {
+	err := input.UnmarshalYAML(data, &keys)
+	var wrong *input.YAMLError
+	if errors.As(err, &wrong) && strings.Contains(wrong.Message, "already defined") {
+		return nil, fmt.Errorf("line %d gives a key twice; leave one of them out", wrong.Line)
+	}
+	if err != nil || keys == nil {
 		keys = map[string]any{}
 		text := maxTextLine.ReplaceAllString(string(data), " ")
 		for word := range strings.FieldsSeq(text) {
@@ -137,6 +153,10 @@ func (r *reader) maxTextModel(t *table) {
 	name := t.word("model_name", "default")
 	if name == "default" {
 		r.maxTextSizes(t)
+		return
+	}
+	if strings.Contains(name, "$") {
+		r.fail("model_name is %s", short(name)) // variable says the rest
 		return
 	}
 	text := maxTextModels[name]

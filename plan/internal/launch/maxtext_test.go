@@ -46,6 +46,12 @@ func TestWrongMaxText(t *testing.T) {
 	} {
 		list = append(list, wrong{maxTextStart + c.more, c.refused, c.words})
 	}
+	list = append(list, wrong{maxTextStart + "remat_policy: full\nremat_policy: minimal", false, []string{"line", "gives a key twice"}})
+	list = append(list, wrong{"base_config: base.yml\nmodel_name: llama9-8b\n", true, []string{"llama9-8b", "mixtral-8x7b"}})
+	for _, word := range []string{"per_device_batch_size=$B", "max_target_length=${L}", "per_device_batch_size=4 ici_fsdp_parallelism=$((2*4))"} {
+		list = append(list, wrong{"python3 train.py base.yml run_name=$NAME model_name=llama3-8b remat_policy=full " + word, false, []string{"$", "variables of a script are not followed; write its value"}})
+	}
+	list = append(list, wrong{"M=llama3-8b\npython3 train.py base.yml model_name=$M per_device_batch_size=4", false, []string{"model_name is", "variables of a script are not followed; write its value"}})
 	list = append(list, wrong{strings.Replace(maxTextStart, "4\n", "0.3\n", 1), false, []string{"per_device_batch_size is 0.3"}})
 	checkWrong(t, list)
 }

@@ -14,10 +14,10 @@ import (
 )
 
 var (
-	nemoModel   = regexp.MustCompile(`(?m)^model:[ \t]*(#.*)?$`)
+	nemoModel   = regexp.MustCompile(`(?m)^model:[ \t]*([#&{].*)?$`)
 	nemoSibling = regexp.MustCompile(`^\$\{\.[a-z_]+\}$`)
 	nemoRecipe  = regexp.MustCompile(`^([a-z_]+_)?(bf|fp)16_with_(fp8|mxfp8|nvfp4|[a-z0-9_]*(delayed|current|subchannel)_scaling)(_mixed)?$`)
-	nemoOther   = regexp.MustCompile(`(?m)^(train|trainer|ddp):[ \t]*(#.*)?$`)
+	nemoOther   = regexp.MustCompile(`(?m)^(train|trainer|ddp):[ \t]*([#&{].*)?$`)
 )
 
 // isNeMo reports whether a file has a table of the model and one of its training.
@@ -58,7 +58,7 @@ var (
 	nemoTables  = []string{"model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap"}
 	nemoOutside = []string{
 		"checkpoint", "exp_manager", "inprocess_restart", "logger", "name", "nvrx_straggler", "profiling", "rerun_state_machine", "restore_from_path",
-		"rng", "run", "scheduler", "straggler", "tensor_inspect", "tokenizer", "validation", "_target_", "hydra", "data",
+		"rng", "run", "scheduler", "straggler", "tensor_inspect", "validation", "_target_", "hydra", "data",
 	}
 )
 
@@ -74,6 +74,7 @@ func nemo(data []byte) (*File, error) {
 	for _, name := range nemoTables {
 		r.nemoTable(top.sub(name))
 	}
+	r.nemoTokenizer(top)
 	r.nemoTrainer(top.sub("trainer"))
 	r.nemoPrecision(top)
 	if r.err == nil && r.file.Args["num-query-groups"] != nil {
@@ -140,14 +141,37 @@ func (r *reader) nemoTable(t *table) {
 			r.nemoValue(t.path+key, flag, v)
 		}
 	}
-	switch act := fmt.Sprint(t.keys["activation"]); {
-	case t.path == "model." && strings.HasSuffix(act, "swiglu"):
-		t.read["activation"] = true
-		r.set("swiglu", true)
-	}
 	if t.path == "model." {
+		r.nemoAdapters(t.sub("peft"))
+		r.nemoActivation(t)
 		r.nemoOptimizer(t.sub("optim"))
+		r.nemoTokenizer(t)
 		t.rest(nemoHarmless...)
+	}
+}
+
+// nemoAdapters refuses the adapters of NeMo's older files, whose gradients and moments are those of
+// few parameters. A scheme that is none, or no table at all, trains all of them.
+func (r *reader) nemoAdapters(t *table) {
+	scheme := strings.ToLower(fmt.Sprint(t.keys["peft_scheme"]))
+	if len(t.keys) > 0 && !slices.Contains([]string{"<nil>", "none", "null", ""}, scheme) {
+		r.refuse("model.peft.peft_scheme is %.40s, which trains adapters beside frozen parameters and is not modelled; remove model.peft to plan training of all parameters", scheme)
+	}
+}
+
+// nemoActivation reads the activation of NeMo's older files. Those with a gate have the sizes of SwiGLU.
+func (r *reader) nemoActivation(t *table) {
+	if !t.has("activation") {
+		return
+	}
+	switch act := t.word("activation", "gelu", "gelu", "geglu", "swiglu", "reglu", "squared-relu", "fast-geglu", "fast-swiglu", "fast-reglu", "approx-gelu", "relu"); {
+	case strings.HasSuffix(act, "swiglu"):
+		r.set("swiglu", true)
+	case strings.HasSuffix(act, "glu"):
+		r.set("swiglu", true)
+		r.note("model.activation: %s is planned as swiglu, which has the same sizes", act)
+	case act == "squared-relu":
+		r.set("squared-relu", true)
 	}
 }
 
@@ -180,7 +204,7 @@ var nemoHarmless = strings.Fields(`
 	bias_dropout_fusion bias_dropout_add_fusion data data_path deallocate_pipeline_outputs encoder_type fp16 bf16 gradient_as_bucket_view init_method
 	init_method_std layernorm_epsilon layernorm_zero_centered_gamma make_vocab_size_divisible_by masked_softmax_fusion mcore_gpt megatron_amp_O2
 	native_amp_growth_interval native_amp_init_scale nsys_profile optim params_dtype perform_initialization pipeline_dtype rotary_base
-	rotary_percent rotary_percentage scale_positional_embedding seed should_pad_vocab tokenizer transformer_engine transformer_impl tp_comm_overlap
+	rotary_percent rotary_percentage scale_positional_embedding seed should_pad_vocab transformer_engine transformer_impl tp_comm_overlap
 	use_cpu_initialization use_flash_attention use_te_rng_tracker normalize_attention_scores fp8_amax_compute_algo
 	fp8_amax_history_len fp8_e4m3 fp8_hybrid fp8_interval fp8_margin reduce_amax`)
 
@@ -228,7 +252,11 @@ func (r *reader) nemoValue(key, flag string, v any) {
 
 // nemoTrainer reads the GPUs of NeMo's trainer.
 func (r *reader) nemoTrainer(t *table) {
-	if t.has("devices") && t.has("num_nodes") {
+	nodes := t.has("num_nodes")
+	if t.has("devices") && !nodes {
+		r.note("trainer.num_nodes is missing; one node is planned, as the trainer takes it")
+	}
+	if t.has("devices") {
 		if n := t.whole("devices", 1, 1, most) * t.whole("num_nodes", 1, 1, most); n <= most {
 			r.file.GPUs = n
 		} else {
