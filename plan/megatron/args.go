@@ -143,9 +143,13 @@ func (r *reader) given(name string) bool {
 
 // flag reads a flag without a value. Files may give it the value "true".
 func (r *reader) flag(name string) bool {
+	again := r.known[name]
 	r.known[name] = true
 	v, ok := r.args[name]
 	words := slices.DeleteFunc(slices.Clone(v.words), isVariable) // what follows it in a script
+	if i := slices.IndexFunc(v.words, isVariable); i >= 0 && !again {
+		r.more(v.words[i])
+	}
 	if ok = ok && !v.off; !ok || len(words) == 0 {
 		return ok
 	}
@@ -154,6 +158,13 @@ func (r *reader) flag(name string) bool {
 		r.fail("--%s takes no value, but %q is given", name, strings.Join(words, " "))
 	}
 	return on
+}
+
+// more notes what a script takes from elsewhere and may be further arguments.
+func (r *reader) more(word string) {
+	if w := (Warning{Text: word + " may hold more arguments, which are not in the text and take no part"}); !slices.Contains(r.warnings, w) {
+		r.warnings = append(r.warnings, w)
+	}
 }
 
 // oneWord reads a flag's single word, or none. Files write "none" for that, unless the flag

@@ -1,14 +1,12 @@
 // This file owns the job that a command line or a shell script launches: which of its
-// commands that is, its arguments, and the GPUs that its launcher asks for.
+// commands that is, and its arguments. launcher.go owns the GPUs that its launcher asks for.
 
 package megatron
 
 import (
-	"cmp"
-	"maps"
+	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -59,6 +57,9 @@ func parseCommand(text string, o ParseOptions) (map[string]any, error) {
 		args[othersKey] = []string{"true"}
 	}
 	j.launcher.write(args)
+	if notes := append(j.short.notes(args), j.notes...); len(notes) > 0 {
+		args[notesKey] = notes
+	}
 	sh.env.write(args)
 	return args, nil
 }
@@ -69,6 +70,8 @@ type job struct {
 	args     map[string][]string
 	open     []string // variables that may hold more arguments
 	launcher launcher
+	short    abbreviations
+	notes    []string
 	others   bool // whether there are launches with other arguments before
 }
 
@@ -139,7 +142,7 @@ func (sh *shell) job() *job {
 		if p.program == "" || path.Base(p.program) != path.Base(j.program) || last >= 0 && !slices.ContainsFunc(p.after, isFlag) {
 			continue
 		}
-		if last >= 0 && !slices.Equal(parts[last].after, p.after) {
+		if last >= 0 && (!slices.Equal(parts[last].after, p.after) || launcherOf(parts[last].before) != launcherOf(p.before)) {
 			j.others = true
 		}
 		last = i
@@ -152,11 +155,13 @@ func (sh *shell) job() *job {
 		case p.program == "" && j.program == "":
 			j.read(p.after, false)
 			j.launcher.add(p.after)
+		case p.program == "" && len(p.after) > 0 && isFlag(p.after[0]):
+			j.notes = append(j.notes, fmt.Sprintf("a line begins with %.40s, which a shell takes for a command of its own: what is on it takes no part; look for a missing backslash, or a comment, in the line before", marks.Replace(p.after[0])))
 		case p.program == "":
 			j.launcher.add(p.after) // srun, whose command was a text
 		}
 	}
-	j.launcher.or(launcherOf(sh.batch))
+	j.launcher.or(launcherOf(append([]string{batchWord}, sh.batch...)))
 	if !slices.ContainsFunc(sizeFlags, func(f string) bool { return j.args[f] != nil }) {
 		sh.fromVariables(j)
 	}
@@ -170,9 +175,9 @@ func trains(program string) bool {
 
 // fromVariables adds the flags that variables hold, beneath those of the command.
 func (sh *shell) fromVariables(j *job) {
-	held := &job{args: map[string][]string{}}
+	held := &job{args: map[string][]string{}, short: j.short}
 	for _, name := range sh.order {
-		words := strings.Fields(strings.ReplaceAll(strings.Join(sh.vars[name], " "), "\\\n", " "))
+		words := markedFields(strings.ReplaceAll(strings.Join(sh.vars[name], " "), "\\\n", " "))
 		if slices.ContainsFunc(words, isFlag) {
 			p := divide(words)
 			held.read(p.after, true)
@@ -185,6 +190,7 @@ func (sh *shell) fromVariables(j *job) {
 		}
 	}
 	j.launcher.or(held.launcher)
+	j.short = held.short
 	j.open = append(j.open, held.open...)
 }
 
@@ -194,11 +200,11 @@ func (j *job) read(words []string, behind bool) {
 	name := ""
 	for _, w := range words {
 		flag, isFlag := strings.CutPrefix(w, "--")
-		lone := strings.HasPrefix(w, unsetMark) && strings.Index(w[1:], unsetMark) == len(w)-2
+		lone := w != "" && marked(w) == len(w)
 		switch {
 		case isFlag && flag != "":
 			key, value, has := strings.Cut(flag, "=")
-			name = flagName(marks.Replace(key))
+			name = j.short.whole(flagName(marks.Replace(key)))
 			j.args[name] = []string{}
 			if has {
 				j.args[name], name = []string{marks.Replace(value)}, "" // the flag takes no more words
@@ -209,108 +215,6 @@ func (j *job) read(words []string, behind bool) {
 			}
 		case name != "":
 			j.args[name] = append(j.args[name], marks.Replace(w))
-		}
-	}
-}
-
-// launcher is the size of a job as torchrun, srun, mpirun or #SBATCH state it. Zero is not
-// stated.
-type launcher struct {
-	nodes, each int // of torchrun
-	tasks, gpus int // on a node, of Slurm
-	all         int // tasks in all
-
-	// What stands for the nodes and for the processes on each, if it is no number: a
-	// variable that the text does not set, a range, or a word such as auto.
-	unset, unsetEach string
-}
-
-// launcherFlags are the flags that count, under all their names.
-var launcherFlags = map[string]string{
-	"nnodes": "nodes", "nodes": "nodes", "N": "nodes", "nproc-per-node": "each", "ntasks-per-node": "tasks", "gpus-per-node": "gpus",
-	"gres": "gpus", "ntasks": "all", "n": "all", "np": "all", "num-gpus": "gpus",
-}
-
-func launcherOf(words []string) (l launcher) {
-	l.add(words)
-	return l
-}
-
-// add reads a launcher's flags.
-func (l *launcher) add(words []string) {
-	for i, w := range words {
-		name, value, has := strings.Cut(w, "=")
-		name, dashed := strings.CutPrefix(strings.ReplaceAll(name, "_", "-"), "-")
-		name = strings.TrimPrefix(name, "-")
-		kind := launcherFlags[name]
-		if !dashed || kind == "" {
-			continue
-		}
-		if !has && i+1 < len(words) {
-			value = words[i+1]
-		}
-		if name == "gres" || name == "gpus-per-node" {
-			value = value[strings.LastIndexByte(value, ':')+1:]
-		}
-		value = strings.Trim(value, `"'`)
-		n, err := strconv.Atoi(value)
-		if err != nil || n < 1 || n > mostGPUs {
-			switch {
-			case value == "" || strings.HasPrefix(value, "--"):
-			case name == "nnodes" || kind == "nodes" && isVariable(value):
-				l.unset = marks.Replace(value)
-			case name == "nproc-per-node":
-				l.unsetEach = marks.Replace(value)
-			}
-			continue
-		}
-		switch kind {
-		case "nodes":
-			l.nodes = n
-		case "each":
-			l.each = n
-		case "tasks":
-			l.tasks = n
-		case "gpus":
-			l.gpus = n
-		case "all":
-			l.all = n
-		}
-	}
-}
-
-// or fills in what another launcher states.
-func (l *launcher) or(other launcher) {
-	l.nodes, l.each = cmp.Or(l.nodes, other.nodes), cmp.Or(l.each, other.each)
-	l.unset, l.unsetEach = cmp.Or(l.unset, other.unset), cmp.Or(l.unsetEach, other.unsetEach)
-	l.tasks, l.gpus, l.all = max(l.tasks, other.tasks), max(l.gpus, other.gpus), max(l.all, other.all)
-}
-
-// write adds the nodes and the processes on each under torchrun's names.
-func (l *launcher) write(args map[string]any) {
-	each := l.each
-	switch {
-	case each > 0:
-	case l.tasks > 1:
-		each = l.tasks
-	case l.gpus > 0:
-		each = l.gpus
-	case l.all > 0 && l.all%max(l.nodes, 1) == 0:
-		each = l.all / max(l.nodes, 1)
-	}
-	if l.nodes > 0 {
-		args["nnodes"] = []string{strconv.Itoa(l.nodes)}
-	} else if l.unset != "" {
-		args["nnodes"] = []string{l.unset}
-	}
-	if each > 0 {
-		args["nproc-per-node"] = []string{strconv.Itoa(each)}
-	} else if l.unsetEach != "" {
-		args["nproc-per-node"] = []string{l.unsetEach}
-	}
-	for _, name := range slices.Sorted(maps.Keys(launcherFlags)) {
-		if name != "nnodes" && name != "nproc-per-node" {
-			delete(args, name) // they were the launcher's
 		}
 	}
 }

@@ -205,6 +205,9 @@ func TestGuesses(t *testing.T) {
 		{"if [ -f x ]; then python pretrain_gpt.py " + model + "; fi", ""},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + " --micro-batch-size $m; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + "; done", ""},
+		{"for n in 1 2; do torchrun --nproc_per_node 1 --nnodes $n pretrain_gpt.py " + model + "; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
+		{"python pretrain_gpt.py " + model + "\\\n # --swiglu \\\n --bf16", "a line begins with --bf16, which a shell takes for a command of its own"},
+		{"deepspeed pretrain_gpt.py --deepspeed --deepspeed_config=ds.json " + model, "--deepspeed: is not part of the forecast: DeepSpeed's own configuration can shard"},
 		{"python pretrain_gpt.py --num-experts 4 --moe-token-dispatcher-type flex " + model, "--moe-token-dispatcher-type: Megatron-LM refuses flex where one rank has all experts"},
 		{"torchrun --nnodes 1:4 --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nnodes: is 1:4, which is no number; 2 x 2 GPUs"},
 		{"torchrun --nnodes 2 --nproc_per_node gpu pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nproc-per-node: is gpu: the number of GPUs is not in the arguments; 4"},
@@ -255,6 +258,15 @@ func TestParseOptions(t *testing.T) {
 	}
 	if got, want := flat(args), "heads=2 hidden-size=64 hosts=2 num-layers=4"; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+	cat, err := parseCommand("python x.py $(cat conf/sizes.txt) --a $(cat missing.txt)", ParseOptions{Open: func(name string) ([]byte, error) {
+		if name != "conf/sizes.txt" {
+			return nil, os.ErrNotExist
+		}
+		return []byte("--num-layers 2\n--heads 4\n"), nil
+	}})
+	if got, want := flat(cat), "a=$(cat missing.txt) heads=4 num-layers=2"; err != nil || got != want {
+		t.Errorf("%s, want %s; %v", got, want, err)
 	}
 	if got := args[sourcedKey]; !slices.Contains(got.([]string), "missing.sh") {
 		t.Errorf("not found: %v", got)
@@ -398,46 +410,19 @@ func FuzzParseYAML(f *testing.F) {
 	})
 }
 
-// Every flag of a launcher is read alone, under all its names; what is no number of nodes or processes is
-// kept where it stands for one.
-func TestLauncherFlags(t *testing.T) {
-	for text, want := range map[string]launcher{
-		"--nnodes 2": {nodes: 2}, "--nnodes=2": {nodes: 2}, "-N 3": {nodes: 3}, "--nodes '4'": {nodes: 4}, "nodes 4": {},
-		"--nproc_per_node=8": {each: 8}, "--nproc-per-node \"8\"": {each: 8}, "--ntasks-per-node 2": {tasks: 2},
-		"--gpus-per-node=h100:4": {gpus: 4}, "--gres gpu:h100:4": {gpus: 4}, "--num_gpus 5": {gpus: 5},
-		"-n 6": {all: 6}, "-np 6": {all: 6}, "--ntasks=6": {all: 6}, "-n": {},
-		"--nnodes 0": {unset: "0"}, "--nnodes 1:4": {unset: "1:4"}, "--nnodes": {}, "--nnodes --x": {}, "--nnodes=": {},
-		"--nproc-per-node auto": {unsetEach: "auto"}, "--nproc-per-node --x": {}, "--ntasks-per-node x": {}, "-n x": {}, "--nodes x": {},
-		fmt.Sprintf("-n %d", mostGPUs): {all: mostGPUs}, fmt.Sprintf("-n %d", mostGPUs+1): {},
-		"-N 2 -n 16 --nproc-per-node 8 --ntasks-per-node 4 --gres=gpu:3": {nodes: 2, all: 16, each: 8, tasks: 4, gpus: 3},
+// What may hold further arguments is noted, wherever it stands.
+func TestMoreArguments(t *testing.T) {
+	const job = "python pretrain_gpt.py --num-layers 2" + plainJob
+	const more = " may hold more arguments, which are not in the text and take no part"
+	for text, want := range map[string]string{
+		job: "", job + ` "$@"`: "", job + " $EXTRA": "$EXTRA" + more, job + " $MORE --bf16 $EXTRA": "$MORE" + more + "; $EXTRA" + more,
+		job + " --bf16 $(cat more.txt)": "$(cat more.txt)" + more, job + " $(cat more.txt)": "$(cat more.txt)" + more, job + " --data-path $DATA": "",
+		"A=$EXTRA\nA+=' --bf16'\n" + job + " $A": "$EXTRA" + more,
 	} {
-		if got := launcherOf(strings.Fields(text)); got != want {
-			t.Errorf("%s is %+v, want %+v", text, got, want)
-		}
-	}
-	// What a launcher states wins over what another does, but for numbers of Slurm, of which the larger counts.
-	one, two := launcher{1, 2, 3, 4, 5, "a", "b"}, launcher{11, 12, 13, 14, 15, "c", "d"}
-	for _, c := range []struct{ l, other, want launcher }{
-		{one, two, launcher{1, 2, 13, 14, 15, "a", "b"}}, {two, one, two}, {launcher{}, two, two}, {two, launcher{}, two},
-	} {
-		got := c.l
-		if got.or(c.other); got != c.want {
-			t.Errorf("%+v with %+v is %+v, want %+v", c.l, c.other, got, c.want)
-		}
-	}
-	for want, l := range map[string]launcher{
-		"":                           {},
-		"nnodes=3 nproc-per-node=8":  {nodes: 3, each: 8, tasks: 4, gpus: 2, all: 6},
-		"nnodes=3 nproc-per-node=4":  {nodes: 3, tasks: 4, gpus: 2, all: 6},
-		"nnodes=3 nproc-per-node=2":  {nodes: 3, tasks: 1, gpus: 2, all: 9},
-		"nnodes=3 nproc-per-node=5":  {nodes: 3, tasks: 1, all: 15, unset: "x"},
-		"nnodes=3":                   {nodes: 3, all: 16},
-		"nnodes=x nproc-per-node=16": {all: 16, unset: "x", unsetEach: "y"},
-		"nnodes=x nproc-per-node=y":  {unset: "x", unsetEach: "y"},
-	} {
-		args := map[string]any{}
-		if l.write(args); flat(args) != want {
-			t.Errorf("%+v is written as %q, want %q", l, flat(args), want)
+		notes, _, _, _ := notesOf(t, "job.sh", text)
+		notes = slices.DeleteFunc(notes, func(n string) bool { return !strings.Contains(n, "arguments, which") })
+		if got := strings.Join(notes, "; "); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
 }

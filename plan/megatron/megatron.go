@@ -7,8 +7,8 @@
 // setup cannot hold.
 //
 // Files that read the text: command.go owns the job that a command line or a script
-// launches, shell.go and the other files of that name the shell, yaml.go YAML,
-// args.go single arguments, expr.go list expressions, and nearest.go and table.go flags that are
+// launches, launcher.go the GPUs that its launcher asks for, shell.go and the other files of that name the shell, yaml.go YAML,
+// args.go single arguments, abbreviate.go the beginnings of flags, expr.go list expressions, and nearest.go and table.go flags that are
 // misspelt or not read.
 //
 // Files that make the setup: model.go and mixer.go own the model, hybrid.go its pattern,
@@ -98,9 +98,7 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 		return nil, nil, err
 	}
 	s := &plan.Setup{Hardware: o.Hardware}
-	for _, step := range []func(*reader, *plan.Setup, Options) error{
-		readModel, readLayout, readBatch, readPrecision, readOptimizer, readKernels, readMemory, check,
-	} {
+	for _, step := range steps() {
 		// Report a value that could not be read before what follows from it.
 		if err := step(r, s, o); r.err != nil || err != nil {
 			return nil, nil, cmp.Or(r.err, err)
@@ -144,7 +142,9 @@ func (r *reader) unknown(name string, file bool) {
 		}
 	}
 	text := "is not known, and was left out"
-	if distance <= len(name)/3 {
+	if both := several(name); both != "" {
+		text = both
+	} else if distance <= len(name)/3 {
 		text += "; the nearest flag that matters here is --" + near
 	}
 	r.warn(name, text)

@@ -78,6 +78,9 @@ func readAttention(r *reader, m *model.Model, positions string) *model.Attention
 	}
 	groups := r.positive("num-query-groups", 1)
 	if !r.flag("group-query-attention") {
+		if given := r.args["num-query-groups"]; !given.off && len(given.words) > 0 && groups != heads && !strings.EqualFold(given.words[0], "none") {
+			r.warn("num-query-groups", fmt.Sprintf("is %d, and Megatron-LM leaves it out without --group-query-attention: each of the %d heads has keys and values of its own", groups, heads))
+		}
 		groups = heads
 	}
 	if groups > 0 && heads%groups != 0 {

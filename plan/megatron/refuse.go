@@ -50,11 +50,14 @@ func refused(kind string, format string, a ...any) error {
 // These keys stand among the arguments of a file for what it says beside them: the program
 // that a script runs or the mode of a functional test, the files that it sources, the
 // variables that may hold more arguments, the flags that a condition decides which is not
-// known, whether it launches other jobs, notes about variables that it does not use, and
-// expansions that are not followed. No flag has such a name.
-const programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey = "$program", "$sourced", "$open", "$guessed", "$others", "$unused", "$unread"
+// known, whether it launches other jobs, notes about variables that it does not use,
+// expansions that are not followed, and other notes. No flag has such a name.
+const (
+	programKey, sourcedKey, openKey, guessedKey = "$program", "$sourced", "$open", "$guessed"
+	othersKey, unusedKey, unreadKey, notesKey   = "$others", "$unused", "$unread", "$notes"
+)
 
-var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey}
+var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey, notesKey}
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
@@ -138,7 +141,13 @@ func refuse(r *reader, o Options) error {
 	if r.isOn(othersKey) {
 		r.warn("", fmt.Sprintf("the script launches %s more than once, with different arguments; only the last launch is planned", path.Base(program)))
 	}
-	for _, text := range r.args[unusedKey].words {
+	for _, word := range r.args[openKey].words {
+		r.more(word)
+	}
+	for _, file := range r.args[sourcedKey].words {
+		r.warn("", fmt.Sprintf("the script reads %s, which was not found: what it sets takes no part", file))
+	}
+	for _, text := range slices.Concat(r.args[unusedKey].words, r.args[notesKey].words) {
 		r.warn("", text)
 	}
 	if o.Model == nil {
@@ -189,6 +198,8 @@ func (r *reader) noModel(program string) error {
 	switch {
 	case r.isOn("use-checkpoint-args"):
 		more = "--use-checkpoint-args takes it from a checkpoint; " + more
+	case len(open) > 0 && strings.Contains(open[0], "$("):
+		more = open[0] + ", which is not run, may print it; " + more
 	case len(open) > 0:
 		more = open[0] + ", which it does not set, may hold it; " + more
 	case len(sourced) > 0:

@@ -73,6 +73,7 @@ type scanner struct {
 	token string
 	here  []*hereText // texts that begin at the next line
 	open  bool        // a bracket is never closed, so that no other is looked for
+	head  int         // the length of the lines before the first command, where sbatch looks for its own
 }
 
 func (s *scanner) byteAt(i int) byte {
@@ -92,7 +93,7 @@ func (s *scanner) next() error {
 			s.at++
 		case c == '\\' && s.peek(1) == '\n':
 			s.at += 2
-		case c == '#' && !strings.HasPrefix(s.text[s.at:], "#SBATCH "):
+		case c == '#' && (s.at >= s.head || !strings.HasPrefix(s.text[s.at:], batchWord+" ")):
 			s.at += len(line(s.text[s.at:]))
 		case c == 0 && s.at >= len(s.text):
 			s.kind, s.token = 0, ""
@@ -105,6 +106,18 @@ func (s *scanner) next() error {
 			return s.operatorOrWord()
 		}
 	}
+}
+
+// headOf returns the length of the empty lines and comments at the beginning of a script. Slurm
+// reads no further.
+func headOf(text string) (n int) {
+	for l := range strings.Lines(text) {
+		if word := strings.TrimSpace(l); word != "" && word[0] != '#' {
+			break
+		}
+		n += len(l)
+	}
+	return n
 }
 
 func line(text string) string {
@@ -231,8 +244,21 @@ func (s *scanner) quoted(at int) (int, error) {
 // a quote, a brace or a bracket.
 func (s *scanner) closing(at int, mark byte) (int, error) {
 	open, depth := s.text[at], 1
+	commands := mark == ')' && !strings.HasPrefix(s.text[at:], "((")
+	var here []*hereText // that begin at the next line
 	for i := at + 1; i < len(s.text); {
 		switch c := s.text[i]; {
+		case c == '<' && commands && strings.HasPrefix(s.text[i:], "<<") && s.byteAt(i+2) != '<' && s.text[i-1] != '<':
+			h, n := announced(s.text[i+2:])
+			here, i = append(here, h), i+2+n
+			continue
+		case c == '\n' && len(here) > 0:
+			inner := &scanner{text: s.text, at: i + 1, here: here}
+			if err := inner.hereTexts(); err != nil {
+				return 0, err
+			}
+			here, i = nil, inner.at
+			continue
 		case c == '\\':
 			i += 2
 			continue
@@ -242,7 +268,7 @@ func (s *scanner) closing(at int, mark byte) (int, error) {
 			}
 		case c == open && open != '{': // which means nothing in ${...}
 			depth++
-		case c == '#' && mark == ')' && strings.IndexByte(" \t\n(", s.text[i-1]) >= 0 && !strings.HasPrefix(s.text[at:], "(("):
+		case c == '#' && commands && strings.IndexByte(" \t\n(", s.text[i-1]) >= 0:
 			i += len(line(s.text[i:]))
 			continue
 		case c == '$' && mark == '"' && strings.IndexByte("({", s.byteAt(i+1)) < 0:
@@ -261,6 +287,23 @@ func (s *scanner) closing(at int, mark byte) (int, error) {
 		return 0, fmt.Errorf("a quote (%c) is not closed", mark)
 	}
 	return 0, fmt.Errorf("a %q is not closed by %q", open, mark)
+}
+
+// announced reads what stands behind << up to the end of its word, and returns the length of that.
+func announced(text string) (*hereText, int) {
+	rest, indent := strings.CutPrefix(text, "-")
+	rest = strings.TrimLeft(rest, " \t")
+	n := len(rest)
+	if end := strings.IndexAny(rest, " \t\n;&|()<>"); end >= 0 {
+		n = end
+	}
+	return newHere(rest[:n], indent), len(text) - len(rest) + n
+}
+
+// newHere returns a here-document that a word ends. A word with quotes makes its text plain.
+func newHere(word string, indent bool) *hereText {
+	end := strings.NewReplacer("'", "", `"`, "", `\`, "").Replace(word)
+	return &hereText{end: end, plain: end != word, indent: indent}
 }
 
 // balanced returns the length of text that a shell would not accept without quotes but that

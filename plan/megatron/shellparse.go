@@ -10,7 +10,7 @@ import (
 
 // parseScript returns the statements of a script.
 func parseScript(text string) ([]statement, error) {
-	s := &scanner{text: text}
+	s := &scanner{text: text, head: headOf(text)}
 	if err := s.next(); err != nil {
 		return nil, err
 	}
@@ -386,8 +386,7 @@ func (s *scanner) simple() (statement, error) {
 			break // nothing to redirect to
 		}
 		if before, ok := strings.CutSuffix(strings.TrimSuffix(mark, "-"), "<<"); ok && !strings.HasSuffix(before, "<") {
-			end := strings.NewReplacer("'", "", `"`, "", `\`, "").Replace(s.token)
-			h := &hereText{end: end, plain: end != s.token, indent: strings.HasSuffix(mark, "-")}
+			h := newHere(s.token, strings.HasSuffix(mark, "-"))
 			c.here, s.here = append(c.here, h), append(s.here, h)
 		}
 		if err := s.next(); err != nil {

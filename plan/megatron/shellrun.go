@@ -371,7 +371,7 @@ func (sh *shell) command(c simple) truth {
 	}
 	before, words := words[:n], words[n:]
 	switch name := words[0]; {
-	case name == "#SBATCH":
+	case name == batchWord:
 		sh.slurm(sh.fields(words[1:]))
 		return yes
 	case slices.Contains(declarations, name):
@@ -393,6 +393,9 @@ func (sh *shell) command(c simple) truth {
 	}
 	if body, ok := sh.functions[fields[0]]; ok {
 		return sh.call(body, fields[1:])
+	}
+	if sh.readHere(fields, c.here) {
+		return unsure
 	}
 	if t, ok := own[path.Base(fields[0])]; ok {
 		if sh.builtin(fields); fields[0] == "getopts" && len(sh.params) == 0 {
@@ -541,13 +544,8 @@ func (sh *shell) external(fields []string, here []*hereText) {
 	for _, h := range here {
 		switch {
 		case !reads:
-		case h.plain:
-			run(h.text)
 		default:
-			e := &expansion{sh: sh, here: true}
-			e.expand(h.text, true)
-			e.end()
-			run(strings.Join(e.fields, " "))
+			run(sh.here(h))
 		}
 	}
 	var words []string
@@ -558,7 +556,7 @@ func (sh *shell) external(fields []string, here []*hereText) {
 		case divided && (isText(fields[:i]) || strings.Contains(f, ".py ") && flags):
 			run(f)
 		case divided && flags:
-			words = append(words, strings.Fields(f)...)
+			words = append(words, markedFields(f)...)
 		default:
 			words = append(words, f)
 		}
@@ -583,8 +581,15 @@ func isText(before []string) bool {
 // a job.
 func (sh *shell) slurm(words []string) {
 	sh.batch = append(sh.batch, words...)
-	l := launcherOf(sh.batch)
-	for name, value := range map[string]int{"SLURM_NNODES": l.nodes, "SLURM_JOB_NUM_NODES": l.nodes, "SLURM_NTASKS_PER_NODE": l.tasks, "SLURM_GPUS_ON_NODE": l.gpus} {
+	l := launcherOf(append([]string{batchWord}, sh.batch...))
+	tasks := l.all
+	if tasks == 0 {
+		tasks = l.nodes * l.tasks
+	}
+	for name, value := range map[string]int{
+		"SLURM_NNODES": l.nodes, "SLURM_JOB_NUM_NODES": l.nodes, "SLURM_NTASKS_PER_NODE": l.tasks, "SLURM_GPUS_ON_NODE": l.gpus, "SLURM_GPUS_PER_NODE": l.gpus,
+		"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
+	} {
 		if _, set := sh.vars[name]; !set && value > 0 {
 			sh.vars[name] = []string{strconv.Itoa(value)}
 		}

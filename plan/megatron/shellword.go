@@ -85,11 +85,47 @@ func (e *expansion) value(text string, quoted bool) {
 		e.literal(text)
 		return
 	}
-	if !e.split || strings.HasPrefix(text, unsetMark) || strings.HasPrefix(text, commandMark) {
+	if !e.split {
 		e.write(text)
 		return
 	}
 	e.divide(text, e.sh.separators())
+}
+
+// marked returns the length of what is not known at the beginning of a text, with its marks, or
+// zero.
+func marked(text string) int {
+	if text == "" || !strings.ContainsAny(text[:1], unsetMark+commandMark) {
+		return 0
+	}
+	end := strings.IndexByte(text[1:], text[0])
+	if end < 0 {
+		return len(text)
+	}
+	return end + 2
+}
+
+// markedFields divides a text at blanks, except those in what is not known.
+func markedFields(text string) (fields []string) {
+	var now strings.Builder
+	for at := 0; at < len(text); {
+		if n := marked(text[at:]); n > 0 {
+			now.WriteString(text[at : at+n])
+			at += n
+			continue
+		}
+		if strings.IndexByte(" \t\n", text[at]) < 0 {
+			now.WriteByte(text[at])
+		} else if now.Len() > 0 {
+			fields = append(fields, now.String())
+			now.Reset()
+		}
+		at++
+	}
+	if now.Len() > 0 {
+		fields = append(fields, now.String())
+	}
+	return fields
 }
 
 // separators are the letters that divide values, which a script may set (IFS).
@@ -107,7 +143,7 @@ func (e *expansion) divide(text, separators string) {
 		if strings.IndexByte(separators, text[at]) < 0 {
 			from := at
 			for at < len(text) && strings.IndexByte(separators, text[at]) < 0 {
-				at++
+				at += max(marked(text[at:]), 1)
 			}
 			e.write(text[from:at])
 			continue
@@ -265,9 +301,9 @@ func (e *expansion) part(w string, n int, quoted bool) {
 			e.unknown(p)
 		}
 	case p[0] == '`':
-		e.unknown("$(" + strings.Trim(p, "`") + ")")
+		e.command(strings.Trim(p, "`"), quoted)
 	case strings.HasPrefix(p, "$("):
-		e.unknown(p)
+		e.command(strings.TrimSuffix(p[2:], ")"), quoted)
 	case strings.HasPrefix(p, "${"):
 		e.parameter(strings.TrimSuffix(p[2:], "}"), p, quoted)
 	default:
@@ -277,6 +313,16 @@ func (e *expansion) part(w string, n int, quoted bool) {
 			e.write("$")
 		}
 	}
+}
+
+// command writes the output of commands.
+func (e *expansion) command(body string, quoted bool) {
+	if out, ok := e.sh.output(body); ok {
+		e.some = e.some || quoted
+		e.value(out, quoted)
+		return
+	}
+	e.unknown("$(" + body + ")")
 }
 
 // wholeArray reports whether what stands in quotes is an array alone. Without elements it is no

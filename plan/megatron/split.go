@@ -5,6 +5,7 @@ package megatron
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
 )
@@ -75,8 +76,11 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 			nodes = lcm(fewest, each) / each
 		}
 		why := "is no number"
-		if isVariable(open) {
+		switch {
+		case isVariable(open):
 			why = "the text does not set"
+		case strings.HasPrefix(open, "in "):
+			why = "is not read"
 		}
 		r.warn("nnodes", fmt.Sprintf("is %.40s, which %s; %d x %d GPUs, the fewest with this layout, are assumed", open, why, nodes, each))
 	}

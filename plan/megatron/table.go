@@ -60,6 +60,8 @@ func unmodelledFlags() map[string]string {
 		"moe-router-force-biased":                         "rows are counted as the routing of the forecast says",
 		"batch-size":                                      "it was removed from Megatron-LM; use --micro-batch-size",
 		"model-parallel-size":                             "it was removed from Megatron-LM; use --tensor-model-parallel-size",
+		"deepspeed":                                       "DeepSpeed's own configuration can shard and offload states, and is not read",
+		"deepspeed-config":                                "the file can shard and offload states, and is not read",
 		"yaml-cfg":                                        "give that file itself",
 	}
 }

@@ -66,5 +66,24 @@ func parseYAML(data []byte, env map[string]string) (map[string]any, error) {
 		}
 	}
 	seen.write(args)
+	unabbreviated(args)
 	return args, nil
+}
+
+// unabbreviated replaces flags that are abbreviated, unless they are also there in full.
+func unabbreviated(args map[string]any) {
+	a, there := abbreviations{}, map[string]bool{}
+	for key := range args {
+		there[flagName(key)] = true
+	}
+	for _, key := range slices.Sorted(maps.Keys(args)) {
+		name := flagName(key)
+		if whole := a.whole(name); whole != name && !there[whole] {
+			args[whole], there[whole] = args[key], true
+			delete(args, key)
+		}
+	}
+	if notes := a.notes(args); len(notes) > 0 {
+		args[notesKey] = notes
+	}
 }
