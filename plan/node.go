@@ -41,8 +41,9 @@ func (s *Setup) Node(pinned []memory.Bytes) Node {
 		return n
 	}
 	for r := range s.Layout.PP {
-		// All nodes between the first two and the last of a pipeline rank are alike.
-		for _, node := range []int{r * span / n.GPUs, r*span/n.GPUs + 1, ((r+1)*span - 1) / n.GPUs} {
+		// The nodes behind the first of a pipeline rank hold it alone and are alike, but for one that
+		// the next rank begins in, which is that rank's first.
+		for _, node := range []int{r * span / n.GPUs, r*span/n.GPUs + 1} {
 			var sum memory.Bytes
 			for at, end := node*n.GPUs, min((node+1)*n.GPUs, world); at < end; {
 				rank := min(at/span, s.Layout.PP-1)

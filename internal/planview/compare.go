@@ -62,6 +62,8 @@ type Side struct {
 	Budget   memory.Bytes `json:"budget_bytes"`
 	Fits     bool         `json:"fits"`
 	Step     *float64     `json:"step_seconds"` // null without hardware
+	// Warnings are those of the report.
+	Warnings []string `json:"warnings"`
 }
 
 // Difference is a size on both sides.
@@ -81,7 +83,7 @@ type Change struct {
 
 func sideOf(name string, r *Report) Side {
 	k := r.rank(r.Heaviest)
-	s := Side{Name: name, Heaviest: r.Heaviest, Peak: r.Peak, Reserved: r.Reserved, Host: k.Host, Budget: r.Budget, Fits: r.Fits}
+	s := Side{Name: name, Heaviest: r.Heaviest, Peak: r.Peak, Reserved: r.Reserved, Host: k.Host, Budget: r.Budget, Fits: r.Fits, Warnings: orEmpty(r.Warnings)}
 	if r.Time != nil {
 		s.Step = &r.Time.Step
 	}
@@ -217,6 +219,27 @@ func (c *Comparison) WriteText(w io.Writer) {
 	budgets(line, &c.A, &c.B)
 	table("saved tensors, GiB", c.Groups)
 	table("allocated, GiB", c.Ranks)
+	c.writeNotes(w)
+}
+
+// writeNotes writes the warnings of both sides, and those that both have once.
+func (c *Comparison) writeNotes(w io.Writer) {
+	if len(c.A.Warnings)+len(c.B.Warnings) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, side := range []struct {
+		name       string
+		own, other []string
+	}{{"A", c.A.Warnings, c.B.Warnings}, {"B", c.B.Warnings, c.A.Warnings}} {
+		for _, n := range side.own {
+			switch both := slices.Contains(side.other, n); {
+			case !both:
+				fmt.Fprint(w, Wrap("note on "+side.name+": "+n, ""))
+			case side.name == "A":
+				fmt.Fprint(w, Wrap("note on both: "+n, ""))
+			}
+		}
+	}
 }
 
 // budgets writes the lines about budgets and steps. A side without budget or hardware

@@ -22,6 +22,8 @@ type Explanation struct {
 	Verdicts []ModuleDecision `json:"modules"`
 	// NoPolicy says why the search found no policy. It is empty if it found one.
 	NoPolicy string `json:"no_policy"`
+	// Warnings says what about the job was assumed or left out, a sentence each.
+	Warnings []string `json:"warnings"`
 }
 
 // Tensor is a part of a group, of one layer and microbatch.
@@ -75,7 +77,7 @@ func Explain(s *plan.Setup, name string) (*Explanation, error) {
 	if g == nil {
 		return nil, &UnknownGroup{n.Model.Name, name, names}
 	}
-	e := &Explanation{Verdicts: []ModuleDecision{}}
+	e := &Explanation{Verdicts: []ModuleDecision{}, Warnings: []string{}}
 	for _, t := range g.tensors {
 		e.Tensors = append(e.Tensors, Tensor{t.Tensor, t.Bytes, t.Offload, orEmpty(t.Recompute)})
 	}
@@ -132,6 +134,10 @@ func (e *Explanation) WriteText(w io.Writer) {
 		}
 		fmt.Fprint(w, Wrap(fmt.Sprintf("%s %s %s: %s", mark, v.Module, v.Choice, v.Reason), ""))
 	}
+	if len(e.Warnings) > 0 {
+		fmt.Fprintln(w)
+	}
+	writeNotes(w, e.Warnings)
 }
 
 // dash returns the text, or a dash for an empty one.

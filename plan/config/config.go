@@ -139,6 +139,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		return nil, nil, in.inFile(err, file, settings)
 	}
 	s.ExpandableSegments = expandable
+	if file != nil && file.GPUs > 0 && options.GPUs != file.GPUs {
+		notes = append(notes, fmt.Sprintf("the file lays out %d GPUs, and %d are planned, with %d data-parallel replicas", file.GPUs, options.GPUs, s.Layout.DP()))
+	}
 	if m != nil {
 		notes = append(notes, m.Notes...)
 		if file != nil && file.Accumulation > 0 && args["global-batch-size"] == nil {
@@ -150,6 +153,10 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	for _, w := range warnings {
 		notes = append(notes, w.String())
 	}
+	if words, given := settings["sequence-parallel"]; given && s.Layout.TP == 1 && !slices.Contains(words, "false") {
+		notes = append(notes, "--sequence-parallel changes nothing with one tensor-parallel rank")
+	}
+	notes = append(notes, idleScopes(s)...)
 	if note := formatNote(s); note != "" {
 		notes = append(notes, note)
 	}
@@ -190,6 +197,28 @@ func formatNote(s *plan.Setup) string {
 		return ""
 	}
 	return fmt.Sprintf("%s has no rate for %s, so that of the next wider format is taken; see whether it can compute in %[2]s at all", s.Hardware.Name, name)
+}
+
+// idleScopes returns a note for each scope of graphs that no layer of the model has.
+func idleScopes(s *plan.Setup) (notes []string) {
+	const experts = "has no experts"
+	has := func(is func(model.Layer) bool) bool { return slices.ContainsFunc(s.Model.Layers, is) }
+	for _, x := range []struct {
+		scope, lacks string
+		has          bool
+	}{
+		{"attn", "has no attention", has(func(l model.Layer) bool { return l.Attention != nil || l.MLA != nil })},
+		{"mamba", "has no Mamba layers", has(func(l model.Layer) bool { return l.Mamba != nil })},
+		{"mlp", "has no dense layers", has(func(l model.Layer) bool { return l.Dense != nil })},
+		{"moe", experts, has(func(l model.Layer) bool { return l.MoE != nil })},
+		{"moe_router", experts, has(func(l model.Layer) bool { return l.MoE != nil })},
+		{"moe_preprocess", experts, has(func(l model.Layer) bool { return l.MoE != nil })},
+	} {
+		if slices.Contains(s.Graph.Scopes, x.scope) && !x.has {
+			notes = append(notes, fmt.Sprintf("the scope %s captures nothing, because %s %s", x.scope, s.Model.Name, x.lacks))
+		}
+	}
+	return notes
 }
 
 // on reports whether a flag without a value is set, as files and command lines
@@ -357,14 +386,19 @@ func parseModel(name string, data []byte, env map[string]string) (*model.Model, 
 		}
 		return nil, args, nil
 	}
-	var keys map[string]any
+	data = input.JSON(data)
+	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file is not valid JSON: %w", input.Plain(err))}
 	}
 	for key := range keys {
 		// Only arguments have hyphens in their names.
 		if strings.Contains(key, "-") {
-			return nil, keys, nil
+			var args map[string]any
+			if err := json.Unmarshal(data, &args); err != nil {
+				return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: input.Plain(err)}
+			}
+			return nil, args, nil
 		}
 	}
 	m, err := model.ParseHF(data)

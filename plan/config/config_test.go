@@ -75,6 +75,12 @@ func TestLaunch(t *testing.T) {
 	if err != nil || file.Layout.World != 64 || file.Model.Name != "llama3 8B" || file.Batch != (plan.Batch{Micro: 1, Global: 32, Seq: 8192}) || file.Layout.FSDP.Outer != 2 {
 		t.Errorf("the file of torchtitan is read as %+v, %v", file, err)
 	}
+	const laid = "the file lays out 64 GPUs, and 128 are planned, with 64 data-parallel replicas"
+	for gpus, want := range map[int]bool{0: false, 64: false, 128: true} {
+		if s, notes, err := Resolve(Input{Model: titan, GPUs: gpus}); err != nil || slices.Contains(notes, laid) != want {
+			t.Errorf("with %d GPUs: %+v, %q, %v", gpus, s, notes, err)
+		}
+	}
 	s, notes, err := Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--tp 2")})
 	if err != nil {
 		t.Fatal(err)
@@ -449,6 +455,39 @@ func TestTrainFlagsOneByOne(t *testing.T) {
 		}
 		if n, m := strings.Count(got, " --"), strings.Count(" "+plain, " --"); words == "" && n != m {
 			t.Errorf("%q has %d flags, want %d", got, n, m)
+		}
+	}
+}
+
+// What a setting or a script asks for and the plan lacks is noted.
+func TestNotesOfWhatHasNoEffect(t *testing.T) {
+	script := write(t, "run.sh", "source cluster.sh\npython pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8 --vocab-size 128 --micro-batch-size 1 --global-batch-size 8 --bf16\n")
+	const sp, source = "--sequence-parallel changes nothing", "the script reads cluster.sh, which was not found: what it sets takes no part"
+	for _, x := range []struct {
+		in   Input
+		want string // beginning of a note, or none of both
+	}{
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--sp")}, sp},
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--sp --tp 1")}, sp},
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--sp --tp 2")}, ""},
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--tp 1")}, ""},
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--graph moe")}, "the scope moe captures nothing, because llama-3-8b has no experts"},
+		{Input{Model: "llama-3-8b", GPUs: 8, Settings: words("--graph attn,mamba,mlp")}, "the scope mamba captures nothing, because llama-3-8b has no Mamba layers"},
+		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--graph attn,mlp,moe_router")}, "the scope mlp captures nothing, because mixtral-8x7b has no dense layers"},
+		{Input{Model: script, GPUs: 8}, source},
+	} {
+		_, notes, err := Resolve(x.in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var idle []string
+		for _, n := range notes {
+			if strings.Contains(n, "changes nothing") || strings.Contains(n, "captures nothing") || strings.Contains(n, "takes no part") {
+				idle = append(idle, n)
+			}
+		}
+		if got := strings.Join(idle, "; "); !strings.HasPrefix(got, x.want) || (got == "") != (x.want == "") || len(idle) > 1 {
+			t.Errorf("%+v: the notes are %q, want %q", x.in.Settings, idle, x.want)
 		}
 	}
 }
