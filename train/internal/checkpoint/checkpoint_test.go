@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -363,6 +365,49 @@ func TestOpenRefused(t *testing.T) {
 		}
 		if _, err := Open(Options{Dir: closed}); err == nil || !strings.Contains(err.Error(), "permission denied; choose a folder") {
 			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// unsynced is a disk on which one folder cannot be synced.
+type unsynced struct {
+	disk.FS
+	folder string
+	no     syscall.Errno
+}
+
+func (d unsynced) SyncDir(name string) error {
+	if name == d.folder {
+		return &fs.PathError{Op: "open", Path: name, Err: d.no}
+	}
+	return d.FS.SyncDir(name)
+}
+
+// The folder above a run may be one that this user may not read: it cannot be synced, and the run
+// goes on. Every other folder must be synced, and every other error is one.
+func TestFolderAboveMayBeShut(t *testing.T) {
+	for _, x := range []struct {
+		folder string
+		no     syscall.Errno
+		opens  bool
+	}{
+		{"/disk", syscall.EACCES, true}, {"/disk", syscall.EPERM, true}, {"/disk", syscall.EIO, false},
+		{"/disk/run", syscall.EACCES, false}, {"/disk/run", syscall.EIO, false},
+	} {
+		m := newMemory()
+		if err := m.Mkdir("/disk/run"); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(Options{Dir: "/disk/run", FS: unsynced{m, x.folder, x.no}})
+		if (err == nil) != x.opens || err != nil && !errors.Is(err, x.no) {
+			t.Errorf("%s cannot be synced (%v): %v", x.folder, x.no, err)
+		}
+		if err == nil {
+			mustSave(t, s, 10)
+			mustClose(t, s)
+		}
+		if left := m.OpenFiles(); len(left) > 0 {
+			t.Errorf("%s cannot be synced (%v): %q are open", x.folder, x.no, left)
 		}
 	}
 }

@@ -102,6 +102,9 @@ func parseManifest(text []byte, step int) (*manifest, error) {
 	if err := json.Unmarshal(text, &head); err != nil {
 		return nil, fmt.Errorf("%s is damaged: %w", manifestName, input.Plain(err))
 	}
+	if head.Version < 1 {
+		return nil, fmt.Errorf("%s is damaged: it has no version", manifestName)
+	}
 	if head.Version != Version {
 		return nil, &otherVersion{head.Version}
 	}

@@ -38,7 +38,8 @@ type Checkpoint struct {
 // Latest verifies checkpoints from the highest step down and returns the first that is
 // complete. It warns of each damaged checkpoint that it skips. It changes nothing and
 // needs no lock. It returns an error that matches ErrNone if there is no checkpoint, and
-// another error if all are damaged or cannot be read.
+// another error if all are damaged, or if one cannot be read before a complete one is found:
+// that one may be whole, and a run that went on from an older one would write over it.
 func Latest(o Options) (*Checkpoint, error) {
 	steps, err := Steps(o)
 	if err != nil {
@@ -47,17 +48,20 @@ func Latest(o Options) (*Checkpoint, error) {
 	if len(steps) == 0 {
 		return nil, fmt.Errorf("%w in %s: start a new run, or resume from another folder", ErrNone, o.folder())
 	}
-	refused := false
-	for _, step := range slices.Backward(steps) {
+	for i, step := range slices.Backward(steps) {
 		c, err := open(o, step)
 		if err == nil {
 			return c, nil
 		}
-		refused = refused || isRefused(err)
-		o.warn("skipping the checkpoint %s: %v", filepath.Join(o.folder(), nameOf(step)), err)
-	}
-	if refused {
-		return nil, fmt.Errorf("no checkpoint in %s can be read, and some may be whole: mend what the warnings name, and resume again", o.folder())
+		path := filepath.Join(o.folder(), nameOf(step))
+		if isRefused(err) {
+			err = fmt.Errorf("the checkpoint %s may be whole and was not read: %w%s", path, err, input.Denied(err))
+			if i > 0 {
+				return nil, fmt.Errorf("%w; then resume again, or move the checkpoint out of %s to resume from an older one", err, o.folder())
+			}
+			return nil, fmt.Errorf("%w; then resume again", err)
+		}
+		o.warn("skipping the checkpoint %s: %v", path, err)
 	}
 	if len(steps) == 1 {
 		return nil, fmt.Errorf("the only checkpoint in %s is damaged: start a new run in another folder", o.folder())

@@ -341,7 +341,7 @@ func (s *Store) remove(path string) {
 // failed returns the error for a checkpoint that could not be written.
 func (o Options) failed(step int, need int64, err error) error {
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && need > 0 {
-		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder%s", step, need>>20+1, o.folder(), input.Cause(err), o.earlier(step))
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; %s, or choose another folder%s", step, need>>20+1, o.folder(), input.Cause(err), disk.MakeRoom(o.folder()), o.earlier(step))
 	}
 	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w%s", step, o.folder(), input.Cause(err), o.earlier(step))
 }

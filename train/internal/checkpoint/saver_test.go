@@ -395,6 +395,20 @@ func TestAllTellTheFirstError(t *testing.T) {
 	}
 }
 
+// A process that failed returns its own error, and not that it lost the others, which end because of it.
+func TestOwnErrorBeforeTheOthers(t *testing.T) {
+	x := newTable(2)
+	x.leave()
+	s := &Saver{Ranks: 2, Gather: func(b []byte) ([][]byte, error) { return x.gather(0, b) }}
+	own := errors.New("no space")
+	if _, err := s.tell(notice{}, own); err != own {
+		t.Errorf("a process with an error of its own returns %v", err)
+	}
+	if _, err := s.tell(notice{}, nil); !errors.Is(err, errGone) || !strings.Contains(err.Error(), "with the other processes") {
+		t.Errorf("a process without one returns %v", err)
+	}
+}
+
 // Work and rest together take the share of the processors that there are.
 func TestRestOf(t *testing.T) {
 	for processors, want := range map[int]float64{1: 199, 2: 99, 28: 1/0.14 - 1, 200: 0, 400: 0} {

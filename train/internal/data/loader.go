@@ -53,8 +53,12 @@ func NewLoader(text *Text, c LoaderConfig) (*Loader, error) {
 	}
 	cut := text.Len() - c.Targets // bytes that can be inputs
 	if cut < c.Seq {
-		return nil, fmt.Errorf("%s has %d bytes, too few for one sequence of %d with %d to predict: give more text or shorter sequences",
-			text.Name(), text.Len(), c.Seq, c.Targets)
+		bytes := "bytes"
+		if text.Len() == 1 {
+			bytes = "byte"
+		}
+		return nil, fmt.Errorf("%s has %d %s, too few for one sequence of %d with %d to predict: give more text or shorter sequences",
+			text.Name(), text.Len(), bytes, c.Seq, c.Targets)
 	}
 	// One window fewer than fit, so that at least Seq offsets do: otherwise the
 	// same bytes would stand at the same place of a window in every epoch.

@@ -193,10 +193,14 @@ func read(name string, files []source) (*Text, error) {
 		if err != nil {
 			return nil, unreadable(f.path, err)
 		}
+		before := text.Len()
 		_, err = text.ReadFrom(in)
 		in.Close()
 		if err != nil {
 			return nil, unreadable(f.path, err)
+		}
+		if err := input.CheckPointer(text.Bytes()[before:]); err != nil {
+			return nil, fmt.Errorf("%s cannot be read: %w", f.path, err)
 		}
 	}
 	if text.Len() == 0 {

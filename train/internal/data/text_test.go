@@ -186,3 +186,22 @@ func TestSplit(t *testing.T) {
 		}
 	}
 }
+
+// A pointer of Git LFS is no text, alone or in a folder.
+func TestPointerInTheText(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.txt": "some text\n", "b.txt": "version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 7\n", "c.txt": "more text\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := filepath.Join(dir, "b.txt") + " cannot be read: it is a pointer of Git LFS in the place of a file; get the file with git lfs pull"
+	for _, path := range []string{dir, filepath.Join(dir, "b.txt")} {
+		if _, err := Open(path); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", path, err, want)
+		}
+	}
+	if text, err := Open(filepath.Join(dir, "a.txt")); err != nil || text.Len() != 10 {
+		t.Errorf("a file of text: %v", err)
+	}
+}
