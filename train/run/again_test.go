@@ -22,8 +22,8 @@ func TestPolicyThatIsTriedAgain(t *testing.T) {
 		if err := x.metrics.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := x.traces.close(); err != nil || c.warned {
-			t.Fatalf("%v, warned %t", err, c.warned)
+		if err := x.traces.close(); err != nil || c.failed != nil {
+			t.Fatalf("%v, %v", err, c.failed)
 		}
 	}
 	names, err := os.ReadDir(filepath.Join(c.work, "budget", "trace"))

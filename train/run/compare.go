@@ -78,8 +78,9 @@ type contestant struct {
 // all of them. It divides the time of a step by that of the first policy in the same
 // round.
 //
-// It writes the runs and their report to a folder unless dir is "". If it cannot, it
-// returns an *InputError if required is set, and else warns and compares without.
+// It writes the runs and their report to a folder unless dir is "". If it cannot, it warns and compares
+// without. If required is set, it returns an *InputError in place of a comparison if it cannot begin to write, and
+// beside the comparison an error if it fails later.
 func (j *Job) Compare(ctx context.Context, dir string, required bool, p *Progress) (*Comparison, error) {
 	if err := j.agreeOnOptions(); err != nil {
 		return nil, err
@@ -108,7 +109,10 @@ func (j *Job) Compare(ctx context.Context, dir string, required bool, p *Progres
 	if err != nil {
 		return nil, err
 	}
-	return &Comparison{Rows: rows, Report: report, job: j}, nil
+	if required && files != nil && files.failed != nil {
+		err = fmt.Errorf("the comparison was not written: %w", files.failed)
+	}
+	return &Comparison{Rows: rows, Report: report, job: j}, err
 }
 
 func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Progress) (rows []Row, err error) {
@@ -404,7 +408,11 @@ func (r Row) sameAs(other Row) bool { return r.Digest == other.Digest && r.Loss 
 // WriteText prints the comparison as a table for people.
 func (c *Comparison) WriteText(w io.Writer) {
 	j := c.job
-	fmt.Fprintf(w, "%s on %s, %d steps of %d tokens a policy\n\n", j.config.Model.Name, j.layout(), j.Options.Steps, j.config.Tokens())
+	steps := "steps"
+	if j.Options.Steps == 1 {
+		steps = "step"
+	}
+	fmt.Fprintf(w, "%s on %s, %d %s of %d tokens a policy\n\n", j.config.Model.Name, j.layout(), j.Options.Steps, steps, j.config.Tokens())
 	fmt.Fprintf(w, "%-18s %12s %12s %12s %10s %11s  %s\n", "policy", "peak device", "predicted", "peak host", "step time", "final loss", "identical")
 	for _, r := range c.Rows {
 		same := "yes"

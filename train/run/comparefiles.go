@@ -36,7 +36,7 @@ type collection struct {
 	begun  bool // the hidden folder is of this comparison
 	first  bool // there is no comparison to replace
 	p      *Progress
-	warned bool
+	failed error // the first that kept the comparison from being written
 }
 
 // Hidden folders in that of a comparison. A folder is renamed from each to the next, so a
@@ -279,9 +279,9 @@ func (c *collection) files(dir string) (names []string, err error) {
 
 // warn prints the first error.
 func (c *collection) warn(err error) {
-	if err != nil && !c.warned {
+	if err != nil && c.failed == nil {
 		c.p.Say("warning: %v; the comparison continues and is not written", err)
-		c.warned = true
+		c.failed = err
 	}
 }
 
@@ -348,7 +348,7 @@ func (c *collection) finish(done bool, version string) (file string) {
 	if c == nil {
 		return ""
 	}
-	if done && !c.warned {
+	if done && c.failed == nil {
 		if err := c.swap(); err != nil {
 			c.warn(fmt.Errorf("cannot replace the files in %s: %w", c.dir, input.Cause(err)))
 		} else {

@@ -203,7 +203,13 @@ func (f *folder) remember(name string) ([]byte, error) {
 }
 
 // record appends a line to the metrics at once, so that a killed run loses none.
-func (f *folder) record(v any) error { return appendLine(f.metrics, f.path(metricsName), v) }
+func (f *folder) record(v any) error {
+	err := appendLine(f.metrics, f.path(metricsName), v)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = fmt.Errorf("%w; %s, and resume the run", err, disk.MakeRoom(f.dir))
+	}
+	return err
+}
 
 // appendLine writes a value as a line of JSON to a file with the given path.
 func appendLine(to disk.Output, path string, v any) error {
@@ -212,11 +218,7 @@ func appendLine(to disk.Output, path string, v any) error {
 		return err
 	}
 	if _, err := to.Write(append(text, '\n')); err != nil {
-		err = fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			err = fmt.Errorf("%w; free some space, and resume the run", err)
-		}
-		return err
+		return fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
 	}
 	return nil
 }

@@ -86,8 +86,13 @@ func (j *Job) configure(log *slog.Logger) (err error) {
 	if c.Model, c.Settings, err = o.Model.resolve(); err != nil {
 		return err
 	}
-	if names := o.Model.unused(); len(names) > 0 && log != nil {
-		log.Warn("the trainer does not use " + strings.Join(names, ", ") + " of the model")
+	if log != nil {
+		for _, note := range c.Model.Notes {
+			log.Warn(note)
+		}
+		if names := o.Model.unused(); len(names) > 0 {
+			log.Warn("the trainer does not use " + strings.Join(names, ", ") + " of the model")
+		}
 	}
 	o.chooseLayout(c.Model)
 	c.Layout = train.Layout{PP: o.PP, VPP: o.VPP, EP: o.EP, DP: o.DP}
@@ -147,6 +152,7 @@ func (o *Options) idle(c *train.Config) (texts []string) {
 		{o.Dispatch != DefaultOptions().Dispatch && experts && o.EP == 1, "the dispatch changes nothing, because one rank has all experts"},
 		{slices.Contains(o.Graph, memory.MLP.String()) && !dense, "the scope mlp captures nothing, because " + c.Model.Name + " has no dense layers"},
 		{slices.Contains(o.Graph, memory.MoERouter.String()) && !experts, "the scope moe_router captures nothing, because " + c.Model.Name + " has no experts"},
+		{slices.Contains(o.Graph, memory.MoE.String()) && !experts, "the scope moe captures nothing, because " + c.Model.Name + " has no experts"},
 		{o.BiasRate != DefaultOptions().BiasRate && !hasBias(c.Model), "the rate of the bias changes nothing, because no bias balances the experts of " + c.Model.Name},
 		{o.Policy != "" && o.Fraction != 1 && len(c.Memory.Offload) == 0, "the share to offload changes nothing, because no module is chosen for offloading"},
 	} {

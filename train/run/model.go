@@ -82,10 +82,6 @@ func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
 		}
 	}
 	text, err := json.Marshal(s.Keys)
-	var infinite *json.UnsupportedValueError
-	if errors.As(err, &infinite) {
-		err = fmt.Errorf("a number is %s; give finite ones", infinite.Str)
-	}
 	if err != nil {
 		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
 	}
@@ -120,13 +116,17 @@ func (s *ModelSpec) load() error {
 		return blame("Model", fmt.Errorf("cannot read %s: %w%s", file, input.Cause(err), input.Hub(file, err)))
 	}
 	keys := map[string]any{}
-	// Python writes NaN into such files, which YAML allows and JSON does not.
-	if wrong := json.Unmarshal(text, &keys); wrong != nil {
-		err := input.UnmarshalYAML(text, &keys)
+	if len(bytes.TrimSpace(text)) == 0 {
+		text = []byte("{}")
+	}
+	if wrong := json.Unmarshal(input.JSON(text), &keys); wrong != nil {
+		err := wrong
+		var syntax *json.SyntaxError
+		if !strings.HasSuffix(strings.ToLower(file), ".json") || !errors.As(wrong, &syntax) {
+			err = input.UnmarshalYAML(text, &keys)
+		}
 		var invalid *input.YAMLError
 		switch {
-		case bytes.HasPrefix(text, []byte("version https://git-lfs.")):
-			return refuse("Model", s.Name, "is a pointer of Git LFS in the place of a file", "get the file with git lfs pull")
 		case err != nil && jsonLine(text, wrong) == 0 && strings.HasSuffix(file, ".json"):
 			return refuse("Model", s.Name, "holds no JSON with keys and values", "give the config.json of a model")
 		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
@@ -148,7 +148,7 @@ func (s *ModelSpec) load() error {
 		delete(keys, names) // names of classes, up to megabytes, which no decoder has
 	}
 	keys = whole(keys).(map[string]any)
-	if name, _ := keys[nameKey].(string); name == "" {
+	if name := keys[nameKey]; name == nil || name == "" {
 		keys[nameKey] = strings.TrimSuffix(filepath.Base(s.Name), filepath.Ext(s.Name))
 	}
 	s.Keys = keys
@@ -156,7 +156,7 @@ func (s *ModelSpec) load() error {
 }
 
 // whole turns numbers without a fraction into integers, which JSON and YAML read
-// differently.
+// differently, and numbers without an end into the words that [input.JSON] makes of them.
 func whole(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -172,6 +172,14 @@ func whole(v any) any {
 	case uint64:
 		return int64(min(v, math.MaxInt64))
 	case float64:
+		switch {
+		case math.IsNaN(v):
+			return "NaN"
+		case math.IsInf(v, 1):
+			return "Infinity"
+		case math.IsInf(v, -1):
+			return "-Infinity"
+		}
 		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
 			return int64(v)
 		}

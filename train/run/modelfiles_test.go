@@ -3,6 +3,7 @@
 package run
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +58,7 @@ func TestRotaryScalingIsNotUsed(t *testing.T) {
 
 // A file without keys is refused in a sentence.
 func TestModelFilesThatSayNothing(t *testing.T) {
-	for _, text := range []string{"", "null", "{}", "# nothing\n"} {
+	for _, text := range []string{"", " \n", "null", "{}"} {
 		file := filepath.Join(t.TempDir(), "config.json")
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -80,6 +81,9 @@ func TestModelFilesThatAreDamaged(t *testing.T) {
 		"[1, 2]":                   "holds no JSON with keys and values; give the config.json of a model",
 		strings.Repeat("[", 5_000): "holds no JSON with keys and values; give the config.json of a model",
 		`"hidden_size"`:            "holds no JSON with keys and values; give the config.json of a model",
+		"# nothing\n":              "holds no JSON with keys and values; give the config.json of a model",
+		"{\"hidden_size\": 8,}":    "is damaged in line 1: it is not JSON from character 19 on",
+		"{'hidden_size': 8}":       "is damaged in line 1: it is not JSON from character 2 on",
 		"<html>\n404</html>\n":     "holds no JSON with keys and values; give the config.json of a model",
 		"version https://git-lfs.github.com/spec/v1\noid sha256:a": "is a pointer of Git LFS in the place of a file; get the file with git lfs pull",
 	} {
@@ -101,5 +105,28 @@ func TestModelFilesThatAreDamaged(t *testing.T) {
 	spec := ModelSpec{Name: file}
 	if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "is not YAML with keys and values in line 2; look for a tab, or for a bracket or quote without its other half") {
 		t.Errorf("the error of a file of YAML is %v", err)
+	}
+}
+
+// What a file asks for and the model leaves out is said before training.
+func TestModelNotes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.json")
+	text := `{"model_type":"other","hidden_size":16,"intermediate_size":16,"num_hidden_layers":1,"num_attention_heads":1,"vocab_size":256,"rms_norm_eps":1e-5,"_name_or_path":"a\n b"}`
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := DefaultOptions()
+	o.Model = ModelSpec{Name: file}
+	o.Steps = 1
+	var said strings.Builder
+	j, err := NewJob(o, Machine{}, slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "is not known; the file is read as that of a Llama-like model"; !strings.Contains(said.String(), want) {
+		t.Errorf("it says %q, want %q", said.String(), want)
+	}
+	if j.config.Model.Name != "a b" {
+		t.Errorf("the name of the model is %q", j.config.Model.Name)
 	}
 }

@@ -28,6 +28,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
@@ -142,16 +144,16 @@ func (o *Options) parse(file string, text []byte) error {
 	if saysNothing(text) {
 		return nil // the parser would set all options to zero
 	}
+	err := input.UnmarshalYAML(text, o, yaml.Strict())
+	var said yaml.Error
+	if err != nil && !errors.As(err, &said) {
+		return fmt.Errorf("%s: %w", file, err)
+	}
 	if err := decimal(file, text); err != nil {
 		return err
 	}
-	err := input.UnmarshalYAML(text, o, yaml.Strict())
-	var said yaml.Error
-	switch {
-	case err == nil:
+	if err == nil {
 		return checkRead(file, text)
-	case !errors.As(err, &said):
-		return fmt.Errorf("%s: %w", file, err)
 	}
 	at := file
 	if t := said.GetToken(); t != nil && t.Position != nil {
@@ -214,7 +216,7 @@ func nodeName(n ast.NodeType) string {
 }
 
 // checkRead returns an error about what the parser lets pass: a key that is no word, such as
-// 1 or true, a whole number with a fraction, which it cuts off, and one that is too large,
+// 1 or true, a key without a value, a whole number with a fraction, which it cuts off, and one that is too large,
 // which it makes another number of.
 func checkRead(file string, text []byte) error {
 	given := map[string]any{}
@@ -225,6 +227,9 @@ func checkRead(file string, text []byte) error {
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if !slices.Contains(known, key) {
 			return fmt.Errorf("%s: unknown key %q%s", file, key, suggest(key, known))
+		}
+		if given[key] == nil { // as a script writes it whose variable is not set
+			return fmt.Errorf("%s: %s has no value; give one, or leave the line out", file, key)
 		}
 	}
 	for f := range reflect.TypeFor[Options]().Fields() {
@@ -242,15 +247,16 @@ func checkRead(file string, text []byte) error {
 	return nil
 }
 
-// otherNumber is a line with a number that is not written in decimal digits: 0x10, 1_000, or 010, which means different
-// numbers to different readers.
-var otherNumber = regexp.MustCompile(`^(\w+)[ \t]*:[ \t]*["']?([+-]?(?:0[xXoObB][0-9a-fA-FpP_.+-]+|0[0-9_]+|[0-9]+(?:_[0-9]+)+))["']?[ \t\r]*(?:#.*)?$`)
+// otherNumber is a number that is not written in decimal digits.
+var otherNumber = regexp.MustCompile(`^[+-]?(0[xXoObB][0-9a-fA-FpP_.+-]+|0[0-9_]+|[0-9]+(_[0-9]+)+)$`)
 
-// decimal returns an error if an option that is a number is not written in decimal digits, as on a command line.
+// decimal returns an error if an option that is a number is not written in decimal digits, as on a command line: 0x10, 1_000,
+// or 010, which means different numbers to different readers.
 func decimal(file string, text []byte) error {
-	for i, line := range strings.Split(string(text), "\n") {
-		m := otherNumber.FindStringSubmatch(line)
-		if m == nil {
+	tokens := lexer.Tokenize(string(text))
+	for i := 1; i+1 < len(tokens); i++ {
+		key, value := tokens[i-1].Value, tokens[i+1]
+		if tokens[i].Type != token.MappingValueType || !otherNumber.MatchString(value.Value) {
 			continue
 		}
 		for f := range reflect.TypeFor[Options]().Fields() {
@@ -258,8 +264,8 @@ func decimal(file string, text []byte) error {
 			if kind == reflect.Pointer {
 				kind = f.Type.Elem().Kind()
 			}
-			if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name == m[1] && kind >= reflect.Int && kind <= reflect.Float64 {
-				return fmt.Errorf("%s, line %d: expected a number in decimal digits for %s, such as 8, got %s", file, i+1, name, m[2])
+			if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name == key && kind >= reflect.Int && kind <= reflect.Float64 {
+				return fmt.Errorf("%s, line %d: expected a number in decimal digits for %s, such as 8, got %s", file, value.Position.Line, name, value.Value)
 			}
 		}
 	}

@@ -115,6 +115,7 @@ func TestNumbersOfOptions(t *testing.T) {
 	for line, refused := range map[string]string{
 		"steps: 0x10": "steps, such as 8, got 0x10", "steps: 1_000": "steps, such as 8, got 1_000", "seed:  010 # eight or ten": "seed, such as 8, got 010",
 		"steps: '0b11'": "steps, such as 8, got 0b11", "lr: 0x1p-3": "lr, such as 8, got 0x1p-3", "aux_loss: 1_0": "aux_loss, such as 8, got 1_0",
+		"{lr: 0.1, steps: 0x10}": "steps, such as 8, got 0x10", "  steps: 010": "steps, such as 8, got 010",
 		"steps: 10": "", "steps: 0": "", "lr: 0.003": "", "lr: 1e-3": "", "hold_out: 0.0": "", "data: 0x10": "", "data: 2024_01": "", "# steps: 0x10": "",
 	} {
 		o := DefaultOptions()

@@ -197,7 +197,7 @@ func (r *run) steps(ctx context.Context, fresh bool) (s Summary, err error) {
 			return r.out, err
 		}
 		last := r.t.StepsDone() == o.Steps
-		if err := r.record(m, last || !stopped && o.EvalEvery > 0 && r.t.StepsDone()%o.EvalEvery == 0); err != nil {
+		if err := r.record(m, last || o.EvalEvery > 0 && r.t.StepsDone()%o.EvalEvery == 0); err != nil {
 			return r.out, err
 		}
 		if last || stopped || o.SaveEvery > 0 && r.t.StepsDone()%o.SaveEvery == 0 {

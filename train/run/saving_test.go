@@ -3,15 +3,20 @@
 package run
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -101,6 +106,104 @@ func TestSaveFailsBesideSteps(t *testing.T) {
 		change = func(o *Options) { o.Policy, o.SaveEvery, o.Steps = "stash", 2, 3 }
 		if s, err := smallJob(t, change).Run(context.Background(), dir, true, NewProgress(io.Discard, nil, nil)); err != nil || !s.Finished {
 			t.Errorf("resumed: %+v, %v", s, err)
+		}
+	}
+}
+
+// failing is a device whose ranks cannot read the figures of a step once fail is set.
+type failing struct {
+	device.Device
+	fail *atomic.Pointer[error]
+}
+
+func (d failing) NewStream(name string) (device.Stream, error) {
+	s, err := d.Device.NewStream(name)
+	return failingStream{s, d.fail}, err
+}
+
+type failingStream struct {
+	device.Stream
+	fail *atomic.Pointer[error]
+}
+
+// figuresBytes is what a rank of the small model reads after a step: two losses, the router's and the norm.
+const figuresBytes = 4 * 4
+
+func (s failingStream) Download(dst []byte, src device.Range) error {
+	if err := s.fail.Load(); err != nil && len(dst) == figuresBytes {
+		return *err
+	}
+	return s.Stream.Download(dst, src)
+}
+
+// arming is a disk that calls then when the metrics have so many lines.
+type arming struct {
+	disk.FS
+	lines int
+	then  func()
+}
+
+func (d *arming) Append(name string, size int64) (disk.Output, error) {
+	out, err := d.FS.Append(name, size)
+	if err == nil && filepath.Base(name) == metricsName {
+		out = armingFile{out, d}
+	}
+	return out, err
+}
+
+type armingFile struct {
+	disk.Output
+	d *arming
+}
+
+func (f armingFile) Write(b []byte) (int, error) {
+	n, err := f.Output.Write(b)
+	if f.d.lines--; f.d.lines == 0 {
+		f.d.then()
+	}
+	return n, err
+}
+
+// A step fails after two others. What the user can correct leaves nothing behind, so that the corrected run can begin in
+// the same folder; but a run that has saved, or that failed for another reason, stays, and goes on.
+func TestStepFailsLate(t *testing.T) {
+	small, broken := &memory.BudgetError{Budget: 1 << 30, Need: 2 << 30}, errors.New("the device is broken")
+	for _, x := range []struct {
+		every int
+		fails error
+		stays bool
+	}{{0, small, false}, {0, broken, true}, {1, small, true}} {
+		change := func(o *Options) {
+			o.Policy, o.Budget, o.SaveEvery, o.Steps, o.Micro, o.Seq = "stash", "1GiB", x.every, 3, 1, 8
+		}
+		j, dir := smallJob(t, change), filepath.Join(t.TempDir(), "run")
+		var fail atomic.Pointer[error]
+		open := j.machine.Open
+		j.machine.Open = func(rank int, o device.Observer) (device.Device, error) {
+			d, err := open(rank, o)
+			return failing{d, &fail}, err
+		}
+		j.fs = &arming{disk.OS{}, 2, func() { fail.Store(&x.fails) }}
+		_, err := j.Run(context.Background(), dir, false, NewProgress(io.Discard, nil, nil))
+		if !errors.Is(err, x.fails) || isInput(err) != (x.fails == error(small)) {
+			t.Errorf("saved every %d steps: %v, want %v", x.every, err, x.fails)
+		}
+		steps, stepsErr := checkpoint.Steps(checkpoint.Options{Dir: dir})
+		if stepsErr != nil || len(steps) != 2*x.every {
+			t.Errorf("saved every %d steps, %v: checkpoints of %v, %v", x.every, x.fails, steps, stepsErr)
+		}
+		if there := exists(dir); there != x.stays {
+			t.Errorf("saved every %d steps, %v: the folder is there: %v", x.every, x.fails, there)
+		}
+		if !x.stays {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, metricsName))
+		if err != nil || bytes.Count(text, []byte("\n")) != 2 || !exists(filepath.Join(dir, configName)) {
+			t.Errorf("saved every %d steps, %v: metrics %q, options there: %v; %v", x.every, x.fails, text, exists(filepath.Join(dir, configName)), err)
+		}
+		if s, err := smallJob(t, change).Run(context.Background(), dir, true, NewProgress(io.Discard, nil, nil)); err != nil || !s.Finished {
+			t.Errorf("saved every %d steps, %v: resumed: %+v, %v", x.every, x.fails, s, err)
 		}
 	}
 }

@@ -37,11 +37,12 @@ func (o brokenOutput) Close() error                { return o.close }
 // Metrics that cannot be written name their file. Who can free space is told so.
 func TestMetricsThatCannotBeWritten(t *testing.T) {
 	for no, full := range map[syscall.Errno]bool{syscall.ENOSPC: true, syscall.EDQUOT: true, syscall.EIO: false} {
-		want := "cannot write d/m: " + no.Error()
+		want := "cannot write d/metrics.jsonl: " + no.Error()
 		if full {
 			want += "; free some space, and resume the run"
 		}
-		err := appendLine(brokenOutput{write: &fs.PathError{Op: "write", Path: "elsewhere", Err: no}}, "d/m", 1)
+		f := &folder{dir: "d", metrics: brokenOutput{write: &fs.PathError{Op: "write", Path: "elsewhere", Err: no}}}
+		err := f.record(1)
 		if err == nil || err.Error() != want || !errors.Is(err, no) {
 			t.Errorf("%v, want %s", err, want)
 		}
