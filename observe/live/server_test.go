@@ -322,7 +322,7 @@ func TestViewers(t *testing.T) {
 			}
 		}
 		if r := reported(t, c, s); r.Live || len(r.Runs) != 2 {
-			t.Errorf("at the end: %+v", r)
+			t.Fatalf("at the end: %+v", r) // Close waits for the last report
 		}
 	}
 	<-closed
@@ -368,8 +368,8 @@ func TestTooManyViewers(t *testing.T) {
 		s.mu.Unlock()
 	}
 	count(mostViewers)
-	if status, _, _ := get(t, c, s.URL()+"events"); status != http.StatusServiceUnavailable {
-		t.Errorf("one more: %d", status)
+	if status, _, h := get(t, c, s.URL()+"events"); status != http.StatusServiceUnavailable || h.Get("Retry-After") != "5" {
+		t.Errorf("one more: %d, to come again after %q seconds", status, h.Get("Retry-After"))
 	}
 	count(mostViewers - 1)
 	next(t, listenTo(t, c, s))

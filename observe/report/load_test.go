@@ -78,6 +78,7 @@ func TestLoadDamaged(t *testing.T) {
 		{"an empty summary", write(SummaryFile, ""), "summary.json is empty", 4, 2, 1},
 		{"half a summary", cut(SummaryFile, 0.4), "summary.json ends early", 5, 2, 1},
 		{"a flipped byte", write(SummaryFile, "{\"policy\":\"x\",\"more\":7\x02,\"finished\":true}"), "summary.json is damaged; what can be read", 2, 2, 1},
+		{"a policy that is a number", write(SummaryFile, `{"policy":5,"ranks":"x"}`), "summary.json is damaged; what can be read", 2, 2, 1},
 		{"fewer traces than ranks", write(SummaryFile, `{"policy":"x","by_rank":[{"rank":0},{"rank":1}]}`), "there is no trace of rank 1;", 1, 2, 2},
 		{"fewer steps than the summary has", write(SummaryFile, `{"policy":"x","steps":7}`), "metrics.jsonl ends after step 2 of the 7", 2, 2, 1},
 		{"a step is missing", write(MetricsFile, `{"step":1}`+"\n"+`{"step":4}`+"\n"), "metrics.jsonl lacks 2 steps", 5, 2, 1},

@@ -63,19 +63,19 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 		r.miss("%s is damaged; peaks come from the traces", SummaryFile)
 		return s, true
 	}
-	if !json.Valid(data) {
+	var more struct {
+		Policy  string          `json:"policy"`
+		Ranks   json.RawMessage `json:"by_rank"`
+		Profile json.RawMessage `json:"profile"`
+	}
+	if json.Unmarshal(data, &more) != nil {
 		how := "is damaged"
 		if errors.Is(json.NewDecoder(bytes.NewReader(data)).Decode(new(any)), io.ErrUnexpectedEOF) {
 			how = "ends early"
 		}
 		r.miss("%s %s; what can be read of it is shown", SummaryFile, how)
 	}
-	var more struct {
-		Policy  string          `json:"policy"`
-		Ranks   json.RawMessage `json:"by_rank"`
-		Profile json.RawMessage `json:"profile"`
-	}
-	if json.Unmarshal(data, &more) == nil && more.Ranks != nil && json.Unmarshal(more.Ranks, &s.ranks) != nil {
+	if more.Ranks != nil && json.Unmarshal(more.Ranks, &s.ranks) != nil {
 		s.ranks = nil
 		r.miss("the ranks in %s are damaged; the choices for groups are not shown", SummaryFile)
 	}
