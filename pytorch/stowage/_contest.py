@@ -4,7 +4,7 @@ the fastest plans by forecast are followed in turns, and the one whose steps are
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ._errors import TooSmall
 from ._key import Key
@@ -22,46 +22,65 @@ FAR = 1 / 6
 WORTH_AGAIN = 0.002
 
 
+class Entrant:
+    """A plan that takes turns."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.before: Optional[Plan] = None  # what it was before its first turn, which kept to the budget
+        self.fixed = False  # it is what it was before its first turn, and stays so
+        self.times: List[float] = []  # seconds of its steps
+
+
 class Contest:
     """Plans that take turns, and how long their steps took."""
 
     def __init__(self, plans: Sequence[Plan], exceeded: int = 0) -> None:
         self.exceeded = exceeded  # bytes by which steps before it were over the budget at most
-        self._plans = [(plan, []) for plan in plans]  # type: List[Tuple[Plan, List[float]]]
+        self._entrants = [Entrant(plan) for plan in plans]
         self._turn = 0
+
+    @property
+    def _next(self) -> Entrant:
+        return self._entrants[self._turn % len(self._entrants)]
 
     @property
     def now(self) -> Plan:
         """The plan whose turn it is."""
-        return self._plans[self._turn % len(self._plans)][0]
+        return self._next.plan
 
     @property
     def over(self) -> bool:
-        return len(self._plans) == 1 or all(len(times) == TURNS for _, times in self._plans)
+        return len(self._entrants) == 1 or all(len(e.times) >= TURNS for e in self._entrants)
 
     def note(self, seconds: float) -> None:
         """Notes how long the step took that followed the plan of now."""
-        self._plans[self._turn % len(self._plans)][1].append(seconds)
+        self._next.times.append(seconds)
         self._turn += 1
 
     @property
     def first(self) -> bool:
-        """Whether the plan of now has its first turn."""
-        return not self._plans[self._turn % len(self._plans)][1]
+        """Whether the plan of now has its first turn and may be changed after it."""
+        return not self._next.times and not self._next.fixed
 
     def change(self, plan: Plan) -> None:
-        """Puts another plan in the place of the plan of now."""
-        at = self._turn % len(self._plans)
-        self._plans[at] = plan, self._plans[at][1]
+        """Puts another plan in the place of the plan of now, which kept to the budget."""
+        e = self._next
+        if plan is not e.plan:
+            e.plan, e.before = plan, e.plan
 
     def drop(self) -> None:
-        """Takes the plan of now out, because it held too much, unless it is the last."""
-        if len(self._plans) > 1:
-            self._turn %= len(self._plans)
-            del self._plans[self._turn]
+        """Takes the plan of now out, because it held too much, unless it is the last. If it was changed after its first turn,
+        the plan before takes its place, from its first turn on."""
+        e = self._next
+        if e.before is not None:
+            e.plan, e.before, e.fixed, e.times = e.before, None, True, []
+        elif len(self._entrants) > 1:
+            self._turn %= len(self._entrants)
+            del self._entrants[self._turn]
 
     def fastest(self) -> Plan:
-        return min(self._plans, key=lambda of: undisturbed(of[1][1:]))[0]
+        return min(self._entrants, key=lambda e: undisturbed(e.times[1:])).plan
 
 
 def undisturbed(times: Sequence[float]) -> float:

@@ -98,8 +98,8 @@ class Part(NamedTuple):
         return self.lean - sum(self.kinds.get(kind, 0) for kind in c.kept) if c.lean else 0
 
     def back(self, c: Choice, to: Choice) -> int:
-        """Returns by how much a call may hold more with another choice. What is dropped is counted as little as it may
-        be: what comes back is as much as it may be, of which only the rest of what the other drops is taken."""
+        """Returns by how much a call holds more at most if its choice becomes another: the most that the first may
+        drop, less the least that the other drops."""
         perhaps = sum(n for kind, n, _ in self.others if to.lean and kind not in to.kept)  # other units may be recomputed
         less = max(self.dropped(to) - perhaps, 0) + self.little * to.whole
         if c.whole:

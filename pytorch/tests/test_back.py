@@ -31,6 +31,7 @@ class Back(unittest.TestCase):
                         known.held = known.held if back else None
                         planner._advance("", known, facts, [facts])
                 self.assertEqual((back, not back), (known.plan is plans[0] and known.limit == 9000, known.last_resort))
+                self.assertIsNone(known.held, "it is gone back to once")
 
 
 if __name__ == "__main__":

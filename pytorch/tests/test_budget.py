@@ -473,6 +473,19 @@ class Alone(unittest.TestCase):
         b.begin("")
         self.assertEqual(1075 + 9000, b.other)
 
+    def test_of_many_bases_the_newest_are_known(self):
+        library, memory = Fake(), Allocator(1000)
+        b = _budget.Budget(25600, memory, library, dict, lambda: 0)
+        for _ in range(2 * _budget.BASES):
+            for _ in range(2):
+                b.begin("")
+                b.end()
+            b.begin("")
+            self.assertFalse(b.measuring, f"steps that begin with {b.base} were measured twice")
+            b.end()
+            self.assertLessEqual(len(b._known.extras), _budget.BASES)
+            memory.hold(200)  # the next base is not near
+
     def test_what_is_too_small(self):
         """By how much a step exceeded it, and a measured step that held more beside saved tensors."""
         library, memory = Fake(), Allocator(1000)
@@ -510,8 +523,9 @@ class Alone(unittest.TestCase):
         self.assertEqual((high + 100, high), (b._derive(known, high + 100), b._derive(known, 0)))
 
     def test_a_step_that_grows_is_measured_again(self):
-        """Not if its peak was there before it began, nor if it is just the budget."""
-        for high, peak, measured in ((1000, 25600, 2), (1000, 25601, 0), (25000, 25600, 2)):
+        """Not if its peak was there before it began, nor if it is just the budget. A higher peak of what
+        came before, such as an optimiser's, hides nothing."""
+        for high, peak, measured in ((1000, 25600, 2), (1000, 25601, 0), (25000, 25600, 2), (30000, 25601, 0), (30000, 25600, 2)):
             library, memory = Fake(), Allocator(1000)
             b = _budget.Budget(25600, memory, library, dict, lambda: 0)
             for _ in range(2):

@@ -58,6 +58,30 @@ class Turns(unittest.TestCase):
         contest.drop()
         self.assertEqual("b", contest.fastest())
 
+    def test_back_to_what_held(self):
+        """A plan that holds too much once it was changed becomes what it was, stays so, and has all of its turns. If it still holds too much it leaves."""
+        contest, order = Contest("ab"), []
+        while not contest.over:
+            order.append(contest.now)
+            if contest.now == "B" and order.count("B") == 2:
+                contest.drop()
+                self.assertFalse(contest.first)
+                continue
+            if contest.first:
+                contest.change(contest.now.upper() if contest.now == "b" else contest.now)
+            contest.note(1.0 if contest.now == "b" else 2.0)
+        self.assertEqual(["a", "b", "a", "B", "a", "B"] + ["b", "a"] * TURNS, order + ["a"])
+        self.assertEqual("b", contest.fastest())
+        contest.drop()
+        self.assertEqual(["b"], [e.plan for e in contest._entrants])
+
+    def test_the_last_goes_back(self):
+        contest = Contest("ab")
+        contest.drop()
+        contest.change("c")
+        contest.drop()
+        self.assertEqual("b", contest.fastest())
+
     def test_when(self):
         known = Key()
         self.assertFalse(known.waits(1.0))
@@ -243,7 +267,7 @@ class Stages(Case):
         known, stages, plans = rt._planner.keys[""], [], []
         clock = mock.Mock(side_effect=lambda device: mock.Mock(seconds=lambda: took(known.plan)))
         change = Key.change
-        exceeds = lambda k, size, peak, measures: -1 if k.stage == "contest" and k.plan in over else 0 if k.stage == "contest" else change(k, size, peak, measures)
+        exceeds = lambda k, size, peak, measures: -1 if k.stage == "contest" and any(k.plan is p for p in over) else 0 if k.stage == "contest" else change(k, size, peak, measures)
         with mock.patch.object(_planned, "Stopwatch", clock), mock.patch.object(Key, "waits", lambda *_: True), mock.patch.object(Key, "change", exceeds):
             for _ in range(80):
                 stages.append(known.stage)
@@ -301,6 +325,17 @@ class Stages(Case):
             self.assertEqual(plans[:2], [p for p, stage in zip(followed, stages) if stage == "contest"])
             self.assertIs(plans[2], known.plan)
             self.assertEqual(0, known.over)
+
+    def test_those_over_the_budget_only_since_they_were_changed_go_back(self):
+        with self.three() as (model, rt, known, plans):
+            del plans[2]
+            less = plan_of(known.measured[0], plans[1].choices)
+            with mock.patch.object(Measured, "relaxed", lambda m, plan, room: less if plan is plans[1] and known.stage == "contest" else plan):
+                stages, followed = self.steps(model, rt, lambda plan: 2.0 if plan is plans[0] else 1.0, over=[less])
+            turns = [p for p, stage in zip(followed, stages) if stage == "contest"]
+            names = {id(plans[0]): "a", id(plans[1]): "b", id(less): "less"}
+            self.assertEqual(["a", "b", "a", "less", *["b", "a"] * (TURNS - 1), "b"], [names[id(p)] for p in turns])
+            self.assertIs(plans[1], known.plan)
 
     def test_one_plan_has_no_contest(self):
         with self.three() as (model, rt, known, plans):

@@ -369,6 +369,32 @@ class Weights(State):
 
         self.assertFalse(self.every_plan(Tuned(), step))
 
+    def test_modules_are_what_they_were_and_are_again(self):
+        """For a second pass, whether it ends well or not: their weights, as functional_call of PyTorch 2 exchanges them, their mode and their class."""
+
+        class Other(nn.Linear):
+            pass
+
+        m = nn.Linear(3, 3)
+        own, lent, bias = m.weight, nn.Parameter(torch.ones(3, 3)), m.bias
+        m._parameters["weight"], m.training, m.__class__ = lent, False, Other
+        then = [_surroundings.mode_of(m)]
+        m._parameters["weight"], m.training, m.__class__ = own, True, nn.Linear
+
+        def is_now(weight, training, kind):
+            self.assertIs(weight, m.weight)
+            self.assertIs(bias, m.bias)
+            self.assertEqual((training, kind), (m.training, type(m)))
+
+        with _surroundings.modes_again(then):
+            is_now(lent, False, Other)
+        is_now(own, True, nn.Linear)
+        with self.assertRaises(KeyError), _surroundings.modes_again(then):
+            is_now(lent, False, Other)
+            raise KeyError
+        is_now(own, True, nn.Linear)
+        self.assertIs(_surroundings.AS_IT_IS, _surroundings.modes_again([_surroundings.mode_of(m)]))
+
     @unittest.skipIf(_again.STOPS, "a script turns what ends a second pass into another exception, so blocks with scripts are kept")
     def test_scripted_modules(self):
         """Their weights are in another kind of dictionary."""

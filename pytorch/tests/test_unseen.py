@@ -199,6 +199,17 @@ class Writes(Unseen):
         module.weight.data[-1] += 1
         self.assertEqual("it writes to its weights", contents.written())
 
+    def test_large_arrays(self):
+        """Arrays are looked at as a whole, if they are not too large."""
+        with mock.patch("stowage._contents.MOST", 5000):
+            for n, want in ((5000, "it writes to its attribute 'table'"), (5001, "")):
+                module = nn.Identity()
+                module.table = numpy.zeros(n, numpy.uint8)
+                contents = Contents([module])
+                self.assertEqual("", contents.written())
+                module.table[-1] += 1
+                self.assertEqual(want, contents.written())
+
 
 class Data(Unseen):
     """Data that is put back in recorded steps, too."""

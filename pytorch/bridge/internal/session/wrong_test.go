@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -354,5 +355,29 @@ func TestCheckInACapture(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// What a call returns on the CPU is the caller's at once, also if the call failed or was wrong: nothing that was issued
+// before may still use it.
+func TestReturnedIsUnused(t *testing.T) {
+	s := opened(t, `{"device": "cpu"}`, nil)
+	for name, end := range map[string]func() error{
+		"well":   func() error { return nil },
+		"failed": func() error { return errors.New("a call fails") },
+		"wrong":  func() error { panic("a call is wrong") },
+	} {
+		var used atomic.Bool
+		returned, _ := s.guardReturning(func() error {
+			s.compute.Host(func() {
+				time.Sleep(20 * time.Millisecond)
+				used.Store(true)
+			})
+			s.returned = append(s.returned, 1)
+			return end()
+		})
+		if !used.Load() || len(returned) != 1 {
+			t.Errorf("a call that ends %s returns %v while work that uses it is under way", name, returned)
+		}
 	}
 }
