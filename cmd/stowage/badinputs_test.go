@@ -39,8 +39,15 @@ bench -- copy
 plan compare --help
 plan -h nonsense
 bench -h cpoy
-plan scan loop`},
+plan scan loop
+plan --model llama-3-8b --gpu h100 -- --gpus 8
+plan explain core_attn --model llama-3-8b -- --gpus 8
+plan --model llama-3-8b -- nonsense
+plan --model llama-3-8b --gpus 8 --etp 2
+plan --model llama-3-8b --gpus 8 --expert-tensor-parallel-size 2`},
 	{"train --dry-run --micro 1 --seq 16 ", `
+--out -
+--config a.yaml --config=b.yaml
 --pp 0
 --pp -1
 --pp 1.5
@@ -250,6 +257,8 @@ fast
 --routing skewed
 --routing skewed:0.5
 --routing skewed:NaN
+--routing skewed:1e9
+--graph full_iteration,attn
 --routing skewed:4.5
 --routing counts:nope
 --routing counts:

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -159,16 +160,22 @@ func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err
 	return models, nil
 }
 
-// loadModel loads a model from a file, if the name looks like one, or else a preset.
+// loadModel loads a preset, or a model from a file or its folder.
 func loadModel(name string) (*model.Model, error) {
-	if strings.HasSuffix(name, ".json") || strings.ContainsRune(name, os.PathSeparator) {
-		return readModel(name)
+	info, missing := os.Stat(name)
+	if !strings.HasSuffix(name, ".json") && !strings.ContainsRune(name, os.PathSeparator) {
+		m, err := model.Preset(name)
+		if err == nil {
+			return m, nil
+		}
+		if missing != nil {
+			return nil, usagef("--model: %w", err)
+		}
 	}
-	m, err := model.Preset(name)
-	if err != nil {
-		return nil, usagef("--model: %w", err)
+	if missing == nil && info.IsDir() {
+		name = filepath.Join(name, "config.json")
 	}
-	return m, nil
+	return readModel(name)
 }
 
 // readModel reads the config.json of a model.

@@ -107,3 +107,25 @@ func TestBenchPoolsErrors(t *testing.T) {
 		}
 	}
 }
+
+// A model is a preset, a file, or the folder of one, and a preset comes before a folder of its name.
+func TestPoolModels(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, dir := range []string{"mine", "llama-3-8b"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(smallModel), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, hidden := range map[string]int{"mine": 32, "mine/": 32, "./mine": 32, "mine/config.json": 32, "llama-3-8b": 4096, "./llama-3-8b": 32} {
+		m, err := loadModel(name)
+		if err != nil || m.Hidden != hidden {
+			t.Errorf("%s: %+v, %v", name, m, err)
+		}
+	}
+	if _, err := loadModel("yours"); err == nil || !strings.Contains(err.Error(), "no preset is named") {
+		t.Errorf("a model that is not there: %v", err)
+	}
+}

@@ -114,6 +114,11 @@ func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 
 // record appends entries to a history and prints the comparisons.
 func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
+	unlock, err := atomicfile.Lock(file) // another one may record at the same time
+	if err != nil {
+		return usagef("--to %s: %w", file, input.Cause(err))
+	}
+	defer unlock()
 	old, err := input.ReadFile(file, mostHistory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return usagef("--to %s: the file cannot be read: %w", file, input.Cause(err))

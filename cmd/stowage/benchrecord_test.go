@@ -4,9 +4,16 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/bench"
 )
 
 func TestBenchRecord(t *testing.T) {
@@ -78,5 +85,26 @@ func TestBenchRecordFlags(t *testing.T) {
 		if code != exitOK || err != nil || !strings.Contains(string(text), x.want) {
 			t.Errorf("%s %s: code %d, %q, the history is %s, want %s", x.result, x.flags, code, stderr, text, x.want)
 		}
+	}
+}
+
+// Several that record at the same time lose no entry of one another.
+func TestBenchRecordTogether(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "history.jsonl")
+	const all = 16
+	var group sync.WaitGroup
+	for i := range all {
+		group.Go(func() {
+			cmd := &cobra.Command{}
+			cmd.SetOut(io.Discard)
+			e := bench.Entry{Date: "2026-11-15", Bench: "copy", Command: fmt.Sprint(i), Figures: map[string]float64{"a": 1}}
+			if err := record(cmd, file, []bench.Entry{e}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if text, err := os.ReadFile(file); strings.Count(string(text), "\n") != all {
+		t.Errorf("of %d entries the history has:\n%s%v", all, text, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -114,6 +115,10 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 		return nil, usagef("--synth cannot be %q; %w", r.kind, err)
 	}
 	if err := r.config.Check(); err != nil {
+		name, problem, _ := strings.Cut(err.Error(), " ") // which begins with the key of a file
+		if f := r.cmd.Flags().Lookup(strings.ReplaceAll(name, "_", "-")); f != nil {
+			return nil, usagef("--%s %s", f.Name, problem)
+		}
 		return nil, usagef("--synth: %w", err)
 	}
 	return routing.Generate(r.config)

@@ -6,7 +6,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -177,7 +176,7 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	case o.Rows < 1 || o.Rows > 1<<40:
 		return o, usagef("--rows must be between 1 and 2^40, not %d", o.Rows)
 	case !(o.Skew >= 0 && o.Skew <= 10):
-		return o, usagef("--skew must be between 0 and 10, not %s", strconv.FormatFloat(o.Skew, 'f', -1, 64))
+		return o, usagef("--skew must be between 0 and 10, not %s", figures(o.Skew, -1))
 	case o.Groups < 1 || o.Groups > 10000:
 		return o, usagef("--groups must be between 1 and 10000, not %d", o.Groups)
 	case o.Line < time.Millisecond || o.Line > time.Hour:

@@ -309,41 +309,28 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	return c, c.meet()
 }
 
-// meet names what the processes do, and counts those that share the cores of this one.
+// meet names what the processes do, and finds those of this machine.
 func (c *cluster) meet() error {
-	type hello struct {
-		Run, Host, Cores, Processes string
-		ID                          int
-	}
-	mine := hello{fmt.Sprintf("%x-%x", time.Now().UnixNano(), os.Getpid()), c.place.Host, allowedCores(), "", os.Getpid()}
-	mine.Processes, _ = os.Readlink("/proc/self/ns/pid") // those whose numbers mean the same
+	mine := hello{Run: fmt.Sprintf("%x-%x", time.Now().UnixNano(), os.Getpid()), Host: c.place.Host, Cores: allowedCores(), ID: os.Getpid()}
+	mine.Processes, _ = os.Readlink("/proc/self/ns/pid")
 	text, err := json.Marshal(mine)
 	if err != nil {
 		return c.leave(err)
 	}
 	texts, err := c.process.Control.Gather(text)
-	near := map[int]int{}
+	all := make([]hello, len(texts))
 	for i, text := range texts {
-		var theirs hello
 		if err == nil {
-			err = json.Unmarshal(text, &theirs)
-		}
-		if i == 0 {
-			c.run = theirs.Run
-		}
-		if theirs.Host == mine.Host && theirs.Cores == mine.Cores {
-			c.cores++
-		}
-		if theirs.Host == mine.Host && theirs.Processes == mine.Processes && mine.Processes != "" {
-			near[i] = theirs.ID
+			err = json.Unmarshal(text, &all[i])
 		}
 	}
 	if err != nil {
 		return c.leave(err)
 	}
+	c.run = all[0].Run
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.near = near
+	c.cores, c.near = mine.beside(all)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -458,4 +459,23 @@ func TestCommunicatorsAfterAFailure(t *testing.T) {
 		t.Errorf("%v, and %d communicators", err, len(c.comms))
 	}
 	_ = s.Close() // it says the same
+}
+
+// Processes share cores if they may run on the same ones of the same machine, and can signal each other
+// if their numbers mean the same there.
+func TestProcessesBeside(t *testing.T) {
+	me := hello{Host: "a", Cores: "0-3", Processes: "pid:[1]", ID: 10}
+	all := []hello{
+		{Host: "a", Cores: "0-3", Processes: "pid:[1]", ID: 11}, me,
+		{Host: "a", Cores: "4-7", Processes: "pid:[1]", ID: 12}, // bound to cores of its own
+		{Host: "b", Cores: "0-3", Processes: "pid:[1]", ID: 13}, // on another machine
+		{Host: "a", Cores: "0-3", Processes: "pid:[2]", ID: 14}, // in another container
+	}
+	if cores, near := me.beside(all); cores != 3 || !maps.Equal(near, map[int]int{0: 11, 1: 10, 2: 12}) {
+		t.Errorf("%d processes are on the same cores, and these are near: %v", cores, near)
+	}
+	me.Processes = ""
+	if cores, near := me.beside([]hello{me, {Host: "a"}}); cores != 1 || len(near) != 0 {
+		t.Errorf("%d processes are on the same cores, and these are near: %v", cores, near)
+	}
 }

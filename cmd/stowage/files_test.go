@@ -164,3 +164,32 @@ func TestWrittenFiles(t *testing.T) {
 		}
 	}
 }
+
+// A comparison that finds no room while it trains is printed, and fails if somebody wanted it to be written.
+func TestComparisonWithoutRoom(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs ulimit -f")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := inFolder(t) + "--steps 1 "
+	for more, want := range map[string]int{"": exitOK, "--policy all --out c": exitFailure, "--policy all --out c --json": exitFailure} {
+		cmd := exec.Command("bash", append([]string{"-c", `ulimit -f 3; exec "$0" "$@"`, self}, strings.Fields(words+more)...)...)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		var out, said strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &said
+		_ = cmd.Run() // the code tells
+		failed := strings.Contains(said.String(), "\nstowage: the comparison was not written: cannot write ")
+		if code := cmd.ProcessState.ExitCode(); code != want || failed != (want != exitOK) || !strings.Contains(out.String(), "offload+recompute") {
+			t.Errorf("%q: code %d, output %q, errors %q", more, code, out.String(), said.String())
+		}
+		if strings.Contains(said.String(), "resume") || strings.Count(said.String(), "warning") != 1 {
+			t.Errorf("%q: errors %q", more, said.String())
+		}
+		if _, err := os.Stat("c/report.html"); err == nil {
+			t.Errorf("%q: it was written all the same", more)
+		}
+	}
+}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/internal/plaintext"
-	_ "github.com/stowage-dev/stowage/internal/startup" // ends a program that cannot start
+	_ "github.com/stowage-dev/stowage/internal/startup" // first: ends a program that cannot start, and signals end it quietly
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -37,7 +37,6 @@ const (
 const leastAddresses = 2 * memory.GiB
 
 func main() {
-	endsQuietly()
 	for _, l := range sysinfo.Rlimits() {
 		if l.Limit < leastAddresses {
 			fmt.Fprintf(os.Stderr, "stowage: %v; that is too little to start, run it without this limit\n", l)

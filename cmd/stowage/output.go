@@ -1,17 +1,20 @@
 // This file owns where output goes. Commands print without checking every line, so the
 // output remembers the first failed write, such as to a full disk, and drops the rest. On a
-// terminal, text fits its width.
+// terminal, text fits its width. A standard output that is closed (">&-") cannot be told from
+// one to /dev/null: before anything of a program runs, Go opens that in its place.
 
 package main
 
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -61,6 +64,9 @@ func (o *output) write(p []byte) (int, error) {
 	n, err := o.w.Write(p)
 	if err != nil {
 		o.err = fmt.Errorf("cannot write the output: %w", input.Cause(err))
+		if errors.Is(err, syscall.EBADF) {
+			o.err = errors.New("cannot write the output: standard output is open for reading only; redirect it with >")
+		}
 	}
 	return n, o.err
 }

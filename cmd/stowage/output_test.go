@@ -166,3 +166,33 @@ func longestLine(text string) (n int) {
 	}
 	return n
 }
+
+// Every command whose output cannot be written says so, and fails.
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	lines := append(printing(t), "train --dry-run --policy stash", "doctor --help")
+	for name, want := range map[string]string{
+		os.DevNull:  "stowage: cannot write the output: standard output is open for reading only; redirect it with >\n",
+		"/dev/full": "stowage: cannot write the output: no space left on device\n",
+	} {
+		flag := os.O_RDONLY
+		if name != os.DevNull {
+			flag = os.O_WRONLY
+		}
+		file, err := os.OpenFile(name, flag, 0)
+		if err != nil {
+			t.Log(err) // only Linux has it
+			continue
+		}
+		for _, line := range lines {
+			_, wrong, code := command(strings.Fields(line)...)
+			if code != exitOK || wrong != "" {
+				continue
+			}
+			var said strings.Builder
+			if code := execute(strings.Fields(line), file, &said); code != exitFailure || said.String() != want {
+				t.Errorf("%.80s: code %d, errors %q", line, code, said.String())
+			}
+		}
+		file.Close() // nothing was written
+	}
+}

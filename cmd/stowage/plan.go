@@ -189,6 +189,18 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if r.Answer = answer; answer != nil && !r.Fits {
 		return fmt.Errorf("%s found %d, and yet the plan of it does not fit; this is a mistake of the program, please report it", f.askedFlag(), answer.Value)
 	}
+	if err := f.warn(r, s, notes, w); err != nil {
+		return err
+	}
+	detail, err := f.ranks(r)
+	if err != nil {
+		return err
+	}
+	return f.print(cmd, r, detail)
+}
+
+// warn adds to a report what was assumed or left out.
+func (f *planFlags) warn(r *planview.Report, s *plan.Setup, notes []string, w planWords) error {
 	r.Warnings = append(r.Warnings, notes...)
 	r.Warnings = append(r.Warnings, f.replaced(s, w.settings)...)
 	if v, given := f.job.args["use-tp-pp-dp-mapping"]; given && v != false && r.Node != nil && r.Node.Pinned > 0 && r.Setup.PP > 1 {
@@ -201,10 +213,11 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	for _, n := range idle {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("--%s %s %s; %s", planModuleFlags[n.Choice], n.Module, n.Problem, n.Remedy))
 	}
-	detail, err := f.ranks(r)
-	if err != nil {
-		return err
-	}
+	return nil
+}
+
+// print prints a report, and saves its page.
+func (f *planFlags) print(cmd *cobra.Command, r *planview.Report, detail []int) error {
 	if f.html != "" {
 		if err := saveFile(flagFile{"html", f.html}, r.WritePage); err != nil {
 			return err

@@ -84,10 +84,12 @@ func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planv
 	one.job.model, one.job.config, one.job.megatron, one.job.modelFlag = "", "", name, "--compare"
 	// Each side gets its own copy: making a setup may add to the settings.
 	w.settings = maps.Clone(w.settings)
-	s, _, err := one.job.setup(w)
+	s, notes, err := one.job.setup(w)
 	if err != nil {
 		return nil, false, err
 	}
-	r, err = one.report(cmd, s, nil, "")
+	if r, err = one.report(cmd, s, nil, ""); err == nil {
+		err = one.warn(r, s, notes, w)
+	}
 	return r, false, err
 }

@@ -43,7 +43,7 @@ name the hardware.`,
 		}
 		group := w.rest[0]
 		w.rest = w.rest[1:]
-		s, _, err := job.setup(w)
+		s, notes, err := job.setup(w)
 		if err != nil {
 			return err
 		}
@@ -53,6 +53,7 @@ name the hardware.`,
 		if err != nil {
 			return explainError(err)
 		}
+		e.Warnings = append(e.Warnings, notes...)
 		if *asJSON {
 			return printJSON(cmd, e)
 		}

@@ -32,6 +32,10 @@ func splitPlan(own *pflag.FlagSet, args []string) (mine []string, w planWords, e
 	w.settings = map[string][]string{}
 	for i := 0; i < len(args); i++ {
 		word := args[i]
+		if word == "--" { // what follows is no flag
+			w.rest = append(w.rest, args[i+1:]...)
+			break
+		}
 		name, value, given := strings.Cut(word, "=")
 		name, long := strings.CutPrefix(name, "--")
 		if name = strings.ReplaceAll(name, "_", "-"); name == "hardware" {

@@ -323,6 +323,7 @@ func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
 // longNames are the flags that settings without one of their own become.
 var longNames = map[string][]string{
 	"stash": {"moe-expert-rank-capacity-factor", "moe-paged-stash"}, "offload": {"offload-modules"}, "recompute": {"recompute-modules"},
+	"graph": {"cuda-graph-modules", "cuda-graph-impl"},
 }
 
 // offloads reports whether the command line names modules to offload.
@@ -344,8 +345,10 @@ func (j *jobFlags) checkIdle(s *plan.Setup, settings map[string][]string) error 
 	if slices.ContainsFunc(s.Model.Layers, func(l model.Layer) bool { return l.MoE != nil }) {
 		return nil
 	}
-	if _, typed := settings["dispatcher"]; typed {
-		return usagef("--dispatcher changes nothing, because %s has no experts; leave it out", s.Model.Name)
+	for _, name := range []string{"dispatcher", "etp", "expert-tensor-parallel-size"} {
+		if value, typed := settings[name]; typed && !slices.Equal(value, []string{"1"}) {
+			return usagef("--%s changes nothing, because %s has no experts; leave it out", name, s.Model.Name)
+		}
 	}
 	if j.routing != "" {
 		return usagef("--routing changes nothing, because %s has no experts; leave it out", s.Model.Name)
@@ -435,7 +438,7 @@ func (j *jobFlags) route(settings map[string][]string) error {
 	case "skewed":
 		x, ok := input.Number(value)
 		if !ok || !(x >= 1 && x <= 1e6) {
-			return usagef("--routing %s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", j.routing)
+			return usagef("--routing %s: expected the rows of the fullest expert rank over the mean, from 1 to 1e6, such as skewed:1.3", j.routing)
 		}
 		j.skew = x
 		settings["routing"] = []string{value}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/export"
 	"github.com/stowage-dev/stowage/observe/report"
@@ -82,6 +84,11 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	for _, f := range writes {
 		if f.name != "" && slices.ContainsFunc(runs, func(run string) bool { return isPartOf(run, f.name) }) {
 			return usagef("--%s %s is a file of the run, which would be lost; give another file to write", f.flag, f.name)
+		}
+	}
+	for _, run := range runs {
+		if _, err := os.ReadDir(run); errors.Is(err, fs.ErrPermission) {
+			return usagef("%s cannot be read: %w%s", run, input.Cause(err), input.Denied(err))
 		}
 	}
 	if err := checkFiles(writes, reads...); err != nil {

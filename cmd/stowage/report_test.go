@@ -367,3 +367,18 @@ func TestBenchReports(t *testing.T) {
 		}
 	}
 }
+
+// A folder that may not be read is named, and not the page that would be in it.
+func TestReportOfAFolderThatMayNotBeRead(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root may read everything")
+	}
+	t.Chdir(t.TempDir())
+	if err := os.Mkdir("run", 0o300); err != nil {
+		t.Fatal(err)
+	}
+	_, said, code := command("report", "run")
+	if want := "stowage: run cannot be read: permission denied; give this user the right to it; see `stowage report --help`\n"; code != exitUsage || said != want {
+		t.Errorf("code %d, errors %q, want %q", code, said, want)
+	}
+}

@@ -62,7 +62,7 @@ func (s *stopper) catch() {
 	s.catching = true
 	s.mu.Unlock()
 	if !signal.Ignored(syscall.SIGQUIT) {
-		signal.Reset(syscall.SIGQUIT) // of endsQuietly
+		signal.Reset(syscall.SIGQUIT) // of package startup
 	}
 	for _, sig := range stops {
 		if !signal.Ignored(sig) {
@@ -184,20 +184,6 @@ func createUntilSignal(path string, end func(syscall.Signal)) (f *atomicfile.Fil
 		signal.Stop(signals)
 		close(over)
 	}, nil
-}
-
-// dumps are signals at which Go prints the stacks of the program and exits with 2.
-var dumps = []os.Signal{syscall.SIGQUIT, syscall.SIGABRT}
-
-// endsQuietly lets the program end at those signals as programs of other languages do, outside of runs that catch them.
-func endsQuietly() {
-	signals := make(chan os.Signal, 1)
-	for _, sig := range dumps {
-		if !signal.Ignored(sig) {
-			signal.Notify(signals, sig)
-		}
-	}
-	go func() { os.Exit(exitSignal((<-signals).(syscall.Signal))) }()
 }
 
 // raise ends the program by a signal, as if it had not been caught.

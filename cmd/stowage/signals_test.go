@@ -358,3 +358,53 @@ func TestCreateUntilSignal(t *testing.T) {
 	}
 	stop()
 }
+
+// afterSignals has a process catch signals, as a command does, and end that.
+var afterSignals = map[string]func() error{
+	"a file that was refused": func() error {
+		if f, _, err := createUntilSignal("nowhere/trace", raise); err == nil {
+			f.Discard()
+			return errors.New("a file in a folder that is not there was created")
+		}
+		return nil
+	},
+	"a file that was written": func() error {
+		f, stop, err := createUntilSignal("trace", func(syscall.Signal) {})
+		if err != nil {
+			return err
+		}
+		stop()
+		return f.Commit()
+	},
+	"a run": func() error {
+		s := newStopper(false)
+		s.catch()
+		s.stop()
+		return nil
+	},
+}
+
+// Once a command catches signals no more, or has refused a file for which it would have, they end the program
+// as those of others.
+func TestSignalsEndTheProgramAgain(t *testing.T) {
+	const variable = "STOWAGE_AFTER_SIGNALS"
+	if what := os.Getenv(variable); what != "" {
+		err := afterSignals[what]()
+		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
+			err = errors.Join(err, syscall.Kill(os.Getpid(), sig))
+			time.Sleep(10 * time.Second)
+		}
+		t.Fatalf("the program goes on after its signals, %v", err)
+	}
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP, syscall.SIGTERM) // processes that this one starts do not ignore them then, even if it did
+	defer signal.Stop(caught)
+	for what := range afterSignals {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestSignalsEndTheProgramAgain$")
+		cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), variable+"="+what)
+		said, _ := cmd.CombinedOutput()
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGHUP {
+			t.Errorf("after %s: %v, %s", what, cmd.ProcessState, said)
+		}
+	}
+}

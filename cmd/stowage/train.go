@@ -165,6 +165,15 @@ func parseTrain(cmd *cobra.Command, args []string) (help bool, err error) {
 	if err := noArgs(cmd, f.Args()); err != nil {
 		return false, err
 	}
+	files := 0
+	for _, arg := range args {
+		if name, _, _ := strings.Cut(arg, "="); name == "--config" {
+			files++
+		}
+	}
+	if files > 1 {
+		return false, usagef("--config is given twice, and the options of one file alone would count; leave one of them out")
+	}
 	if help, err = f.GetBool("help"); err != nil || help {
 		return help, err
 	}
@@ -237,10 +246,13 @@ func (f *trainFlags) runWith(cmd *cobra.Command, c *cluster) error {
 
 // prepare reads the options and makes the job and what shows it. f.over ends the latter.
 func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (progress *run.Progress, job *run.Job, single bool, err error) {
+	f.over = func() {}
+	if f.out == "-" {
+		return nil, nil, single, usagef("--out - is not standard output; give a folder, or ./- for one of that name")
+	}
 	if f.out != "" {
 		f.out = filepath.Clean(f.out) // so that all files and messages agree on b/../c
 	}
-	f.over = func() {}
 	if err := gemm.Check(); err != nil {
 		return nil, nil, single, usagef("%w", err)
 	}
@@ -371,7 +383,7 @@ const everyPolicy = "all"
 // compare trains under every policy.
 func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, with *cluster, job *run.Job, p *run.Progress) error {
 	c, err := job.Compare(ctx, cmp.Or(f.out, compareFolder), f.out != "", p)
-	if err != nil || !with.speaks() {
+	if c == nil || !with.speaks() {
 		return err
 	}
 	if !*f.asJSON {
@@ -387,7 +399,7 @@ func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, with *clus
 	if bad := c.Different(); len(bad) > 0 {
 		return fmt.Errorf("parameters under %s differ from those under %s, which is a bug; report it with this command", strings.Join(bad, ", "), c.Rows[0].Policy)
 	}
-	return nil
+	return err
 }
 
 // forecast prints the memory that a run or a comparison would take.
