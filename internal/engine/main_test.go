@@ -1,11 +1,11 @@
-// This file owns what surrounds the tests: no goroutine may be left behind.
+// This file owns what surrounds the tests: no goroutine and no open file may be left behind.
 
 package engine
 
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }

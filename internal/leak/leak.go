@@ -18,8 +18,10 @@ import (
 
 // Main runs the tests of a package. It fails if goroutines or files that they opened are
 // left at the end. Files that nothing refers to do not count: whether the garbage
-// collector has closed them is chance.
+// collector has closed them is chance. The collector runs less often than in programs, because
+// tests make much garbage and keep little.
 func Main(m *testing.M) {
+	debug.SetGCPercent(400)
 	run(m, func(before []string) (left []string) {
 		for range 100 {
 			if left = Since(before); len(left) == 0 {

@@ -36,7 +36,7 @@ func mechanism(name string) layer {
 			exact + "device", "internal/kernels", "internal/schedule", "internal/residency", "observe/trace",
 			"internal/order", "internal/spell", "internal/parallel", "internal/memcopy", "memory",
 		},
-		test: append(slices.Clone(devices), "internal/golden", "internal/"+name+"/"+name+"test"),
+		test: append(slices.Clone(devices), "internal/golden", "internal/leak", "internal/"+name+"/"+name+"test"),
 	}
 }
 
