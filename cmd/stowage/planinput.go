@@ -115,6 +115,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if in.Model, err = j.source(); err != nil {
 		return nil, nil, err
 	}
+	in.Arguments = j.megatron != ""
 	if j.modelFlag != "--launch" {
 		in.Launch = j.launch
 	}

@@ -40,6 +40,9 @@ type Input struct {
 	// Data is the contents of the file that Launch names, or else Model, if it was read
 	// already, as from standard input.
 	Data []byte
+	// Arguments says that Model is a file of Megatron-LM arguments. JSON may be that or a
+	// config.json, and its keys do not always tell.
+	Arguments bool
 	// Hardware is a built-in name or the path of a JSON file. It may be empty.
 	Hardware string
 	GPUs     int
@@ -295,12 +298,12 @@ func asked(setting, name string, err error) error {
 
 // loadModel returns a model, or the arguments of a file. A launch file comes with its model.
 func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error) {
-	name, env := in.Model, in.Env
+	name := in.Model
 	if in.Data != nil && in.Launch == "" {
 		if yamlLine.Match(in.Data) {
 			name += ".yaml"
 		}
-		return parseFile(name, in.Data, env)
+		return in.parseFile(name, in.Data)
 	}
 	if name == "" {
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
@@ -322,7 +325,7 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return parseFile(name, data, env)
+	return in.parseFile(name, data)
 }
 
 // checkText returns an error if a file is no text. No text has a zero byte, and almost every
@@ -335,7 +338,7 @@ func checkText(setting, name string, data []byte) error {
 }
 
 // parseFile returns what a file says.
-func parseFile(name string, data []byte, env map[string]string) (*model.Model, map[string]any, *launch.File, error) {
+func (in *Input) parseFile(name string, data []byte) (*model.Model, map[string]any, *launch.File, error) {
 	if err := checkText("Model", name, data); err != nil {
 		return nil, nil, nil, err
 	}
@@ -356,7 +359,7 @@ func parseFile(name string, data []byte, env map[string]string) (*model.Model, m
 	case strings.EqualFold(filepath.Ext(name), ".toml"):
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "has no two tables of torchtitan, such as [model] and [training]", Remedy: "give its file, or one of another system"}
 	}
-	m, args, err := parseModel(name, data, env)
+	m, args, err := in.parseModel(name, data)
 	return m, args, nil, err
 }
 
@@ -369,13 +372,39 @@ const growing = "expandable-segments"
 
 var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segments:\s*[Tt]rue`)
 
+// describesModel reports whether JSON has a key that every config.json of Hugging Face has.
+func describesModel(keys map[string]json.RawMessage) bool {
+	for _, key := range []string{"model_type", "architectures", "num_hidden_layers", "n_layer", "n_layers", "text_config"} {
+		if keys[key] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// areArguments reports whether JSON has arguments of Megatron-LM, with a key that no config.json
+// has. Some old ones of Hugging Face have num_layers, too.
+func areArguments(keys map[string]json.RawMessage) bool {
+	for key := range keys {
+		if key == "MODEL_ARGS" || strings.Contains(key, "-") {
+			return true
+		}
+	}
+	for _, key := range []string{"num_layers", "micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"} {
+		if keys[key] != nil {
+			return !describesModel(keys)
+		}
+	}
+	return false
+}
+
 // parseModel distinguishes a config.json from arguments by its contents.
-func parseModel(name string, data []byte, env map[string]string) (*model.Model, map[string]any, error) {
+func (in *Input) parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
 		if strings.EqualFold(filepath.Ext(name), ".json") {
 			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: errors.New("expected a JSON object: a config.json of Hugging Face or arguments of Megatron-LM")}
 		}
-		args, err := megatron.Parse(name, data, megatron.ParseOptions{Env: env, Open: func(other string) ([]byte, error) {
+		args, err := megatron.Parse(name, data, megatron.ParseOptions{Env: in.Env, Open: func(other string) ([]byte, error) {
 			return input.ReadFile(filepath.Join(filepath.Dir(name), other), input.Settings)
 		}})
 		if err != nil {
@@ -391,15 +420,12 @@ func parseModel(name string, data []byte, env map[string]string) (*model.Model, 
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file is not valid JSON: %w", input.Plain(err))}
 	}
-	for key := range keys {
-		// Only arguments have hyphens in their names.
-		if strings.Contains(key, "-") {
-			var args map[string]any
-			if err := json.Unmarshal(data, &args); err != nil {
-				return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: input.Plain(err)}
-			}
-			return nil, args, nil
+	if in.Arguments && !describesModel(keys) || areArguments(keys) {
+		args, err := megatron.Parse("arguments.json", data, megatron.ParseOptions{Env: in.Env})
+		if err != nil {
+			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: err}
 		}
+		return nil, args, nil
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {

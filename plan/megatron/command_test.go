@@ -354,7 +354,7 @@ MODEL_ARGS:
   --moe-layer-freq: ([0]*3+[1]*9)
   --rampup-batch-size: [384 384 97656250]
   --offload-modules: [moe_act, core_attn]
-  --num-layers: 14
+  --num-layers: 12
 TEST_TYPE: regular
 `), nil)
 	if err != nil {
@@ -364,7 +364,7 @@ TEST_TYPE: regular
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := r.count("num-layers", 0); n != 14 {
+	if n := r.count("num-layers", 0); n != 12 {
 		t.Errorf("num-layers is %d", n)
 	}
 	if !r.flag("bf16") || r.flag("no-bias-gelu-fusion") {
@@ -387,6 +387,7 @@ TEST_TYPE: regular
 		"MODEL_ARGS: 5":                "MODEL_ARGS must hold flags",
 		"language_model:\n  layers: 5": `"language_model" holds keys of its own`,
 		"a: [":                         "the YAML cannot be read",
+		"a: 1\n--a: 2":                 "lines 1 and 2 give one flag different values, as a and as --a",
 		"- a\n- b":                     "the YAML cannot be read",
 	} {
 		if _, err := parseYAML([]byte(text), nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
@@ -396,7 +397,7 @@ TEST_TYPE: regular
 }
 
 func FuzzParseYAML(f *testing.F) {
-	for _, s := range []string{"a: 1", "MODEL_ARGS:\n  --x: true", "num_layers: [1, 2]", "x: {a: 1}", "? a\n: b", "x: !!binary aGk="} {
+	for _, s := range []string{"a: 1", "MODEL_ARGS:\n  --x: true", "num_layers: [1, 2]", "x: {a: 1}", "a: 1\na: &b 2\n? [c]\n: *b", "? a\n: b", "x: !!binary aGk="} {
 		f.Add([]byte(s))
 	}
 	for _, c := range inputtest.HostileYAML {

@@ -1,5 +1,5 @@
 // Package megatron converts between jobs of Megatron-LM and setups. [Parse] reads
-// arguments from a command line, a script or YAML, and [FromArgs] makes a
+// arguments from a command line, a script, YAML or JSON, and [FromArgs] makes a
 // [plan.Setup] of them. [Flags] returns the flags that ask for a setup, and [Unsaid]
 // lists what no flag can ask for.
 //
@@ -7,7 +7,7 @@
 // setup cannot hold.
 //
 // Files that read the text: command.go owns the job that a command line or a script
-// launches, launcher.go the GPUs that its launcher asks for, shell.go and the other files of that name the shell, yaml.go YAML,
+// launches, launcher.go the GPUs that its launcher asks for, shell.go and the other files of that name the shell, yaml.go YAML and JSON,
 // args.go single arguments, abbreviate.go the beginnings of flags, expr.go list expressions, and nearest.go and table.go flags that are
 // misspelt or not read.
 //
@@ -65,12 +65,16 @@ func (w Warning) String() string {
 }
 
 // Parse reads a file of arguments, as a map for [FromArgs]. A name that ends in .yaml or
-// .yml means YAML. Any other name means a command line or a shell script. Keys
-// that begin with a dollar sign are no flags; they say what the file does beside them.
+// .yml means YAML, and one in .json JSON. Any other name means a command line or a shell
+// script. Keys of the map that begin with a dollar sign are no flags; they say what the
+// file does beside them. Parse returns an error if keys of YAML or JSON give a flag two
+// values.
 func Parse(name string, data []byte, o ParseOptions) (map[string]any, error) {
 	switch strings.ToLower(path.Ext(name)) {
 	case ".yaml", ".yml":
 		return parseYAML(data, o.Env)
+	case ".json":
+		return parseJSON(data, o.Env)
 	}
 	return parseCommand(string(data), o)
 }

@@ -1,0 +1,85 @@
+// This file owns the keys of a mapping as its text has them. Readers of YAML and JSON keep
+// the last of equal keys; with the lines a caller can say which ones contradict each other.
+
+package input
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Key is a key of a mapping with its value, both as they are written.
+type Key struct {
+	Name, Value string
+	Line        int
+}
+
+// YAMLKeys returns the keys at the top of YAML that UnmarshalYAML reads, or those of the
+// first mapping behind the key under, unless that is empty. Equal keys are all there, in order.
+func YAMLKeys(text []byte, under string) (keys []Key) {
+	file, err := parser.ParseBytes(text, 0, parser.AllowDuplicateMapKey())
+	if err != nil {
+		return nil
+	}
+	for _, doc := range file.Docs {
+		for _, v := range pairs(doc.Body) {
+			if under == "" {
+				keys = append(keys, yamlKey(v))
+			} else if v.Key.GetToken().Value == under {
+				for _, inner := range pairs(v.Value) {
+					keys = append(keys, yamlKey(inner))
+				}
+				return keys
+			}
+		}
+	}
+	return keys
+}
+
+func yamlKey(v *ast.MappingValueNode) Key {
+	t := v.Key.GetToken()
+	return Key{Name: t.Value, Value: v.Value.String(), Line: t.Position.Line}
+}
+
+// pairs returns the pairs of a mapping, and nothing for another node.
+func pairs(node ast.Node) []*ast.MappingValueNode {
+	switch x := node.(type) {
+	case *ast.MappingNode:
+		return x.Values
+	case *ast.MappingValueNode:
+		return []*ast.MappingValueNode{x}
+	case *ast.AnchorNode:
+		return pairs(x.Value)
+	}
+	return nil
+}
+
+// JSONKeys does the same for valid JSON.
+func JSONKeys(text []byte, under string) []Key { return jsonKeys(text, 1, under) }
+
+// jsonKeys returns the keys of an object whose text begins in a line.
+func jsonKeys(text []byte, line int, under string) (keys []Key) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return nil
+	}
+	lineAt := func(offset int) int { return line + bytes.Count(text[:offset], []byte("\n")) }
+	for d.More() {
+		t, err := d.Token()
+		name, is := t.(string)
+		at := lineAt(int(d.InputOffset()))
+		var value json.RawMessage
+		if err != nil || !is || d.Decode(&value) != nil {
+			return keys
+		}
+		if under == "" {
+			keys = append(keys, Key{Name: name, Value: string(value), Line: at})
+		} else if name == under {
+			return jsonKeys(value, lineAt(int(d.InputOffset())-len(value)), "")
+		}
+	}
+	return keys
+}
