@@ -427,3 +427,34 @@ func TestMoreArguments(t *testing.T) {
 		}
 	}
 }
+
+// An error that comes from a given variable names it, and not what the file makes of it.
+func TestWrongVariables(t *testing.T) {
+	const job = " --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8 --micro-batch-size 1 --vocab-size 50"
+	computes := "D=$((8*NODES/2))\nB=$((D*4))\ntorchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --global-batch-size $B" + job
+	for _, c := range []struct{ file, text, value, want string }{
+		{"x.sh", computes, "4", ""},
+		{"x.sh", computes, "four", `the variable NODES is "four", and the file computes with it, so it must be a whole number`},
+		{"x.sh", strings.Replace(computes, "*NODES", "*$NODES", 1), "four", "it must be a whole number"},
+		{"x.sh", "N=$NODES\n" + strings.Replace(computes, "NODES", "N", 1), "4.5", "it must be a whole number"},
+		{"x.sh", computes, "1e3", "it must be a whole number"},
+		{"x.sh", "if (( NODES )); then A=1; fi\npretrain_gpt.py --num-layers 2" + job, "yes", ""},
+		{"x.sh", "pretrain_gpt.py --num-layers $NODES" + job, "four", "the variable NODES is wrong: --num-layers four: a whole number is expected"},
+		{"x.sh", "pretrain_gpt.py --num-layers $NODES" + job, "0", "the variable NODES is wrong: --num-layers 0"},
+		{"x.yaml", "num-layers: ${NODES}\n" + strings.NewReplacer(" --", "\n", " ", ": ").Replace(job), "four", "the variable NODES is wrong: --num-layers four"},
+		{"x.sh", "torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py --num-layers 2" + job, "four", "the variable NODES is wrong: --nnodes four: a whole number is expected"},
+		{"x.sh", "torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py --num-layers 2" + job, "1:4", ""},
+	} {
+		args, err := Parse(c.file, []byte(c.text), ParseOptions{Env: map[string]string{"NODES": c.value, "OTHER": "x"}})
+		if err == nil {
+			_, _, err = FromArgs(args, Options{})
+		}
+		var refused *Refused
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%q in %q: %v", c.value, c.text, err)
+		case c.want != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), c.want) || !slices.Equal(refused.Variables, []string{"NODES"})):
+			t.Errorf("%q in %q: %v, want %q", c.value, c.text, err, c.want)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/internal/spell"
 )
@@ -17,6 +18,8 @@ type environ struct {
 	// read has the names that the file reads: true if it got the given value, false if the
 	// variable was not set.
 	read map[string]bool
+	// wrong has the given variables that the file computes with although they are no numbers.
+	wrong []string
 }
 
 // look notes that a file reads a variable, which has a value or is not set.
@@ -31,8 +34,34 @@ func (e *environ) look(name, value string, set bool) {
 	}
 }
 
-// write adds a note to the arguments for each given variable that changes nothing.
+// doubt notes which given variables can be why something cannot be computed: they, or copies
+// of them, stand in it and are no whole numbers.
+func (e *environ) doubt(vars map[string][]string, names []string) {
+	for name, value := range e.given {
+		if wholeNumber.MatchString(value) || slices.Contains(e.wrong, name) {
+			continue
+		}
+		if slices.ContainsFunc(names, func(n string) bool { return slices.Equal(vars[n], []string{value}) }) {
+			e.wrong = append(e.wrong, name)
+		}
+	}
+}
+
+// write adds to the arguments the given variables that the file uses, those that it cannot
+// compute with, and a note for each one that changes nothing.
 func (e *environ) write(args map[string]any) {
+	var given []string
+	for _, name := range slices.Sorted(maps.Keys(e.given)) {
+		if e.read[name] {
+			given = append(given, name+"="+e.given[name])
+		}
+	}
+	if len(given) > 0 {
+		args[givenKey] = given
+	}
+	if slices.Sort(e.wrong); len(e.wrong) > 0 {
+		args[wrongKey] = e.wrong
+	}
 	var notes, missing []string
 	for name, used := range e.read {
 		if !used {
@@ -53,4 +82,29 @@ func (e *environ) write(args map[string]any) {
 	if len(notes) > 0 {
 		args[unusedKey] = notes
 	}
+}
+
+// blame returns an error about the given variable that is behind an error: one that the file
+// computes with, or one that is the value of the flag that the error begins with.
+func (r *reader) blame(err error) error {
+	value := func(name string) string {
+		for _, pair := range r.args[givenKey].words {
+			if n, v, _ := strings.Cut(pair, "="); n == name {
+				return v
+			}
+		}
+		return ""
+	}
+	if wrong := r.args[wrongKey].words; len(wrong) > 0 {
+		text := fmt.Sprintf("the variable %s is %.40q, and the file computes with it, so it must be a whole number", wrong[0], value(wrong[0]))
+		return &Refused{Kind: environment, NoJob: true, Text: text, Variables: wrong[:1]}
+	}
+	flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " ")
+	for _, pair := range r.args[givenKey].words {
+		name, value, _ := strings.Cut(pair, "=")
+		if v := r.args[flag]; slices.Equal(v.words, []string{value}) || v.open != "" && v.open == value {
+			return &Refused{Kind: environment, NoJob: true, Text: fmt.Sprintf("the variable %s is wrong: %v", name, err), Variables: []string{name}}
+		}
+	}
+	return err
 }

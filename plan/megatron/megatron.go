@@ -105,7 +105,7 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 	for _, step := range steps() {
 		// Report a value that could not be read before what follows from it.
 		if err := step(r, s, o); r.err != nil || err != nil {
-			return nil, nil, cmp.Or(r.err, err)
+			return nil, nil, r.blame(cmp.Or(r.err, err))
 		}
 	}
 	r.leftovers(o.Model == nil)

@@ -51,13 +51,15 @@ func refused(kind string, format string, a ...any) error {
 // that a script runs or the mode of a functional test, the files that it sources, the
 // variables that may hold more arguments, the flags that a condition decides which is not
 // known, whether it launches other jobs, notes about variables that it does not use,
-// expansions that are not followed, and other notes. No flag has such a name.
+// expansions that are not followed, other notes, the given variables that it uses, and those
+// that it cannot compute with. No flag has such a name.
 const (
 	programKey, sourcedKey, openKey, guessedKey = "$program", "$sourced", "$open", "$guessed"
 	othersKey, unusedKey, unreadKey, notesKey   = "$others", "$unused", "$unread", "$notes"
+	givenKey, wrongKey                          = "$given", "$wrong"
 )
 
-var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey, notesKey}
+var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey, unreadKey, notesKey, givenKey, wrongKey}
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}

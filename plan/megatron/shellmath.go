@@ -25,6 +25,7 @@ func (sh *shell) arithmetic(text string) (int, bool) {
 	if sure && !c.failed && c.rest == "" {
 		return n, true
 	}
+	sh.env.doubt(sh.vars, names.FindAllString(text+" "+value, -1))
 	if m := target.FindStringSubmatch(strings.TrimSpace(text)); m != nil && m[2] == "" && m[3] != "" {
 		text = strings.TrimSpace(text)[len(m[0])-len(m[3]):]
 	}
@@ -35,6 +36,9 @@ func (sh *shell) arithmetic(text string) (int, bool) {
 	}
 	return 0, false
 }
+
+// names are the names of variables in a text.
+var names = regexp.MustCompile(`[A-Za-z_]\w*`)
 
 // computes are the places of a text that set a variable.
 var computes = regexp.MustCompile(`([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\[[^]]*\])?\s*(?:[-+*/%&|^]|<<|>>)?=(?:[^=]|$)`)

@@ -71,7 +71,13 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 		expert = []int{l.ETP, l.EP, l.PP}
 	}
 	dense, experts := product(l.TP, l.PP, l.CP), product(expert...)
-	if open := r.args["nnodes"].open; open != "" && each > 0 && o.GPUs == 0 {
+	open := r.args["nnodes"].open
+	for _, pair := range r.args[givenKey].words { // 1:4 is a range of torchrun
+		if _, value, _ := strings.Cut(pair, "="); open != "" && value == open && !strings.Contains(open, ":") {
+			return fmt.Errorf("--nnodes %s: a whole number is expected", shown(open))
+		}
+	}
+	if open != "" && each > 0 && o.GPUs == 0 {
 		if fewest := lcm(product(dense, instances), experts); fewest <= mostGPUs {
 			nodes = lcm(fewest, each) / each
 		}
