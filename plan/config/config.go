@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -174,7 +175,28 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	if err := s.Check(); err != nil {
 		return nil, nil, err
 	}
+	if note := roomNote(s, in.Settings["stash"] != nil); note != "" {
+		notes = append(notes, note)
+	}
 	return s, notes, nil
+}
+
+// roomNote says if the fullest expert rank has room for fewer rows than it gets by the assumed
+// routing. Room for fewer than balanced routing sends has a warning already.
+func roomNote(s *plan.Setup, short bool) string {
+	room, most := s.Stash.RankCapacity, s.Routing.Imbalance
+	if s.Routing.Natural {
+		most = plan.NaturalImbalance(s.Model, s.Layout)
+	}
+	if room < 1 || room >= most || s.Kernels.CapacityFactor > 0 {
+		return ""
+	}
+	flag := "--moe-expert-rank-capacity-factor"
+	if short {
+		flag = "--stash"
+	}
+	return fmt.Sprintf("%s %g leaves room for fewer rows than the fullest expert rank gets, %.3g x the mean by the assumed routing, so steps overflow; give %[1]s %[4]g or more, or say with --routing how even it is",
+		flag, room, most, math.Ceil(100*most-1e-6)/100)
 }
 
 // inFile returns an error about a setting that a launch file has in words of that file, unless

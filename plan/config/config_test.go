@@ -491,3 +491,28 @@ func TestNotesOfWhatHasNoEffect(t *testing.T) {
 		}
 	}
 }
+
+// A stash with less room than the assumed routing needs overflows, and the plan says so.
+func TestRoomNote(t *testing.T) {
+	for settings, want := range map[string]string{
+		"--ep 8 --stash 1.01":                 "--stash 1.01 leaves room for fewer rows than the fullest expert rank gets, 1.1 x the mean by the assumed routing, so steps overflow; give --stash 1.1 or more",
+		"--ep 8 --stash 1.5 --routing 2.25":   "give --stash 2.25 or more",
+		"--ep 8 --stash 1.1":                  "",
+		"--ep 8 --stash 1 --routing balanced": "",
+		"--ep 1 --stash 1":                    "",
+		"--ep 8 --stash 1.5 --routing 1.5":    "",
+		"--ep 8 --stash 0.5":                  "leaves room for fewer rows than balanced routing sends",
+		"--ep 8 --dispatcher hybridep --moe-expert-rank-capacity-factor 1.05": "give --moe-expert-rank-capacity-factor 1.1 or more",
+	} {
+		_, notes, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 16, Settings: words(settings)})
+		var room []string
+		for _, n := range notes {
+			if strings.Contains(n, "leaves room") {
+				room = append(room, n)
+			}
+		}
+		if got := strings.Join(room, "; "); err != nil || len(room) > 1 || !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, %v, want %q", settings, got, err, want)
+		}
+	}
+}
