@@ -98,7 +98,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	notes, said := []string{}, map[string]any{}
 	if m != nil || file != nil {
 		for _, name := range slices.Sorted(maps.Keys(in.Env)) {
-			notes = append(notes, fmt.Sprintf("the variable %s changes nothing: only Megatron-LM's launch files have variables", name))
+			if file == nil || !file.Reads[name] {
+				notes = append(notes, fmt.Sprintf("the variable %s changes nothing: the file does not read it", name))
+			}
 		}
 	}
 	if m != nil {
@@ -206,6 +208,10 @@ func (in *Input) inFile(err error, file *launch.File, settings map[string][]stri
 		return err
 	}
 	said := file.InFile(err)
+	var refused *megatron.Refused
+	if errors.As(said, &refused) {
+		return said
+	}
 	if flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " "); said == err || settings[flag] != nil {
 		return err
 	}
@@ -295,7 +301,7 @@ func (in *Input) loadLaunch(model bool) (*launch.File, error) {
 	if err := checkText("Launch", name, data); err != nil {
 		return nil, err
 	}
-	file, err := launch.Parse(data)
+	file, err := launch.Parse(data, in.Env)
 	switch {
 	case err != nil:
 		return nil, asked("Launch", name, err)
@@ -364,7 +370,7 @@ func (in *Input) parseFile(name string, data []byte) (*model.Model, map[string]a
 	if err := checkText("Model", name, data); err != nil {
 		return nil, nil, nil, err
 	}
-	switch file, err := launch.Parse(data); {
+	switch file, err := launch.Parse(data, in.Env); {
 	case err != nil:
 		return nil, nil, nil, asked("Model", name, err)
 	case file != nil && file.Described():

@@ -110,7 +110,7 @@ func TestLaunch(t *testing.T) {
 		words []string
 	}{
 		{Input{Model: zero3}, []string{"Model", "DeepSpeed", "names no model"}},
-		{Input{Model: write("unset.yaml", "trainer:\n  devices: 8\nmodel:\n  hidden_size: 64\n  num_layers: ${oc.env:LAYERS}\n")}, []string{"model.num_layers is ${oc.env:LAYERS}", "write the number"}},
+		{Input{Model: write("unset.yaml", "trainer:\n  devices: 8\nmodel:\n  hidden_size: 64\n  num_layers: ${oc.env:LAYERS}\n")}, []string{"model.num_layers ${oc.env:LAYERS}", "the variable is not set in the text"}},
 		{Input{Model: "llama-3-8b", Launch: write("wide.json", "{\x00\"\x00")}, []string{"Launch", "UTF-8"}},
 		{Input{Model: "llama-3-8b", Launch: nemo}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: titan}, []string{"Launch", "model of its own"}},

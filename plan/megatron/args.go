@@ -147,7 +147,9 @@ func (r *reader) flag(name string) bool {
 	r.known[name] = true
 	v, ok := r.args[name]
 	words := slices.DeleteFunc(slices.Clone(v.words), isVariable) // what follows it in a script
-	if i := slices.IndexFunc(v.words, isVariable); i >= 0 && !again {
+	if i := slices.IndexFunc(v.words, isVariable); i >= 0 && strings.Contains(v.words[i], "{oc.env:") {
+		r.get(name) // YAML, where nothing follows a flag
+	} else if i >= 0 && !again {
 		r.more(v.words[i])
 	}
 	if ok = ok && !v.off; !ok || len(words) == 0 {

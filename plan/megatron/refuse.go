@@ -227,7 +227,8 @@ func (r *reader) wordPieces() error {
 	return nil
 }
 
-var variableName = regexp.MustCompile(`\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9])`)
+// variableName finds a variable, with a dot that may stand behind its name.
+var variableName = regexp.MustCompile(`\$\{?(?:oc\.env:\s*)?([A-Za-z_][A-Za-z0-9_]*\.?|[0-9])`)
 
 // unset returns the error about a value that a file takes from its environment.
 func (r *reader) unset(flag, word string) error {

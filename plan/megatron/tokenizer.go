@@ -60,8 +60,8 @@ func readVocab(r *reader, o Options) int {
 		return o.Vocab + extra
 	}
 	words, why := tokenizerWords(kind, file)
-	if words == 0 && isVariable(kind+file) && r.err == nil {
-		r.err = &Refused{Kind: environment, NoJob: true, Variables: variablesIn(kind, file), Text: fmt.Sprintf("the size of the vocabulary is not in the arguments, and %s", why)}
+	if open := variablesIn(kind, file); words == 0 && len(open) > 0 && r.err == nil {
+		r.err = &Refused{Kind: environment, NoJob: true, Variables: open, Text: fmt.Sprintf("the size of the vocabulary (--vocab-size) is not in the arguments, and %s", why)}
 		return 0
 	}
 	if words == 0 {
@@ -79,7 +79,10 @@ var computed, nameInside = regexp.MustCompile(`\$\(\(.*?\)\)`), regexp.MustCompi
 func variablesIn(words ...string) (names []string) {
 	text := strings.Join(words, " ")
 	for _, m := range variableName.FindAllStringSubmatch(text, -1) {
-		names = append(names, m[1])
+		name, dot := strings.CutSuffix(m[1], ".")
+		if !dot || !strings.HasPrefix(m[0], "${") { // ${data.file} is a key of YAML
+			names = append(names, name)
+		}
 	}
 	for _, m := range computed.FindAllString(text, -1) {
 		names = append(names, nameInside.FindAllString(m, -1)...)

@@ -45,7 +45,7 @@ func TestDeepSpeedGPUs(t *testing.T) {
 		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}`:                                   0,
 		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}`:                                                                          0,
 	} {
-		if f, err := Parse([]byte(text)); err != nil || f.GPUs != want {
+		if f, err := Parse([]byte(text), nil); err != nil || f.GPUs != want {
 			t.Errorf("%s: %+v, %v, want %d GPUs", text, f, err, want)
 		}
 	}
@@ -59,7 +59,7 @@ func TestDeepSpeedGPUsOfAnySizes(t *testing.T) {
 		micro, times, replicas, tp, cp := 1+r.IntN(8), 1+r.IntN(8), 1+r.IntN(64), 1+r.IntN(8), 1+r.IntN(8)
 		text := fmt.Sprintf(`{"train_batch_size": %d, "train_micro_batch_size_per_gpu": %d, "gradient_accumulation_steps": %d, "tensor_parallel": {"autotp_size": %d}, "sequence_parallel_size": %d}`,
 			micro*times*replicas, micro, times, tp, cp)
-		f, err := Parse([]byte(text))
+		f, err := Parse([]byte(text), nil)
 		if err != nil || f.GPUs != replicas*tp*cp || f.Args["micro-batch-size"] != any(micro) || f.Args["global-batch-size"] != any(micro*times*replicas) ||
 			f.Args["tensor-model-parallel-size"] != any(tp) || cp > 1 && f.Args["context-parallel-size"] != any(cp) {
 			t.Errorf("%s: %+v, %v, want %d GPUs", text, f, err, replicas*tp*cp)

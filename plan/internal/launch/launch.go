@@ -7,6 +7,7 @@ package launch
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,6 +35,10 @@ type File struct {
 	// Unset says which key of the model's sizes has a value from another file or the
 	// environment. It is empty if there is none.
 	Unset string
+	// Reads has the variables of the environment that the file reads, and From which of them
+	// a key got its value from.
+	Reads map[string]bool
+	From  map[string]string
 	// Notes says what was assumed, approximated or left out, a sentence each.
 	Notes []string
 }
@@ -47,19 +52,35 @@ func (f *File) Described() bool {
 func (f *File) InFile(err error) error {
 	flag, problem, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " ")
 	key := f.Keys[flag]
+	said := fmt.Errorf("%s %s", key, problem)
+	var refused *megatron.Refused
 	switch {
 	case key == "":
 		return err
+	case errors.As(err, &refused): // a variable
+		other := *refused
+		other.Text = said.Error()
+		return &other
 	case strings.HasPrefix(problem, "takes no value"):
-		return fmt.Errorf("%s is %s; it must be true or false", key, short(f.Args[flag]))
+		said = fmt.Errorf("%s is %s; it must be true or false", key, short(f.Args[flag]))
 	}
-	return fmt.Errorf("%s %s", key, problem)
+	return f.blame(said)
 }
 
-// Parse reads a launch file. It returns nil if the contents are not those of a system that
+// blame returns an error about the given variable that is the value of the key that the error
+// begins with.
+func (f *File) blame(err error) error {
+	key, _, _ := strings.Cut(err.Error(), " ")
+	if name := f.From[key]; name != "" {
+		return fmt.Errorf("the variable %s is wrong: %w", name, err)
+	}
+	return err
+}
+
+// Parse reads a launch file. Variables of its environment are those of env. It returns nil if the contents are not those of a system that
 // it knows, a *megatron.Refused if the file asks for what the planner does not model, and
 // another error if the file is wrong.
-func Parse(data []byte) (*File, error) {
+func Parse(data []byte, env map[string]string) (*File, error) {
 	if keys, err := deepSpeedKeys(data); err != nil || keys != nil {
 		if err != nil {
 			return nil, err
@@ -73,7 +94,7 @@ func Parse(data []byte) (*File, error) {
 		return maxText(data)
 	}
 	if isNeMo(data) {
-		return nemo(data)
+		return nemo(data, env)
 	}
 	return nil, nil
 }
@@ -85,12 +106,12 @@ type reader struct {
 }
 
 func newReader(system string) *reader {
-	return &reader{file: &File{System: system, Args: map[string]any{}, Keys: map[string]string{}}}
+	return &reader{file: &File{System: system, Args: map[string]any{}, Keys: map[string]string{}, Reads: map[string]bool{}, From: map[string]string{}}}
 }
 
 func (r *reader) done() (*File, error) {
 	if r.err != nil {
-		return nil, r.err
+		return nil, r.file.blame(r.err)
 	}
 	return r.file, nil
 }
@@ -153,7 +174,7 @@ func (t *table) whole(key string, otherwise, lo, hi int) int {
 		f, ok = float64(i), true
 	}
 	if !ok || f != float64(int(f)) || int(f) < lo || int(f) > hi {
-		t.r.fail("%s%s is %s; it must be a whole number from %d to %d", t.path, key, short(t.keys[key]), lo, hi)
+		t.wrong(key, fmt.Sprintf("a whole number from %d to %d", lo, hi))
 		return max(lo, 1)
 	}
 	return int(f)
@@ -169,9 +190,17 @@ func (t *table) share(key string, otherwise float64) float64 {
 		f, ok = float64(i), true
 	}
 	if !ok || !(f >= 0 && f <= 1) {
-		t.r.fail("%s%s is %s; it must be a number from 0 to 1", t.path, key, short(t.keys[key]))
+		t.wrong(key, "a number from 0 to 1")
 	}
 	return f
+}
+
+// wrong reports the value of a key, or the variable that it needs.
+func (t *table) wrong(key, want string) {
+	if v := t.keys[key]; isUnset(v) && t.r.err == nil {
+		t.r.err = unset(t.path+key, v)
+	}
+	t.r.fail("%s%s is %s; it must be %s", t.path, key, short(t.keys[key]), want)
 }
 
 // flag reads true or false.
@@ -181,7 +210,7 @@ func (t *table) flag(key string, otherwise bool) bool {
 	}
 	b, ok := t.keys[key].(bool)
 	if !ok {
-		t.r.fail("%s%s is %s; it must be true or false", t.path, key, short(t.keys[key]))
+		t.wrong(key, "true or false")
 	}
 	return b
 }

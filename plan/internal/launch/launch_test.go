@@ -65,7 +65,7 @@ func TestLaunchFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := Parse(data)
+		f, err := Parse(data, nil)
 		if err != nil || f == nil {
 			t.Errorf("%s: %v, %v", name, f, err)
 			continue
@@ -85,7 +85,7 @@ type wrong struct {
 func checkWrong(t *testing.T, list []wrong) {
 	t.Helper()
 	for _, c := range list {
-		f, err := Parse([]byte(c.file))
+		f, err := Parse([]byte(c.file), nil)
 		if err == nil {
 			t.Errorf("%s is accepted: %v", c.file, f)
 			continue
@@ -105,7 +105,7 @@ func checkWrong(t *testing.T, list []wrong) {
 // Files of others are left to others.
 func TestNotALaunchFile(t *testing.T) {
 	for _, text := range []string{"", "{}", "[]", "7", `{"hidden_size": 8}`, `{"hidden_size": 8, "bf16": true, "fp16": false}`, "num-layers: 2\nhidden-size: 8", "torchrun pretrain_gpt.py --num-layers 2"} {
-		if f, err := Parse([]byte(text)); f != nil || err != nil {
+		if f, err := Parse([]byte(text), nil); f != nil || err != nil {
 			t.Errorf("%q is read as %v, %v", text, f, err)
 		}
 	}
@@ -122,7 +122,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		defer inputtest.Bound(t, len(data))()
-		file, err := Parse(data)
+		file, err := Parse(data, nil)
 		switch {
 		case err != nil && (file != nil || strings.ContainsAny(err.Error(), "\n\r")):
 			t.Fatalf("%v, %q", file, err)

@@ -61,7 +61,7 @@ func TestMaxTextNotes(t *testing.T) {
 	for text, want := range map[string]string{
 		"weight_dtype: bfloat16": "weight_dtype bfloat16", "base_config: other.yml": "base_config other.yml is not read", "base_config: configs/base.yml": "",
 	} {
-		f, err := Parse([]byte(maxTextStart + text))
+		f, err := Parse([]byte(maxTextStart+text), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestMaxTextNotes(t *testing.T) {
 func TestMaxTextNames(t *testing.T) {
 	want := map[string]int64{"llama2-7b": 6738415616, "llama2-13b": 13015864320, "llama2-70b": 68976648192, "mistral-7b": 7241732096, "llama3.1-8b": 8030261248}
 	for name := range maxTextModels {
-		f, err := Parse([]byte(maxTextStart + "model_name: " + name))
+		f, err := Parse([]byte(maxTextStart+"model_name: "+name), nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -91,12 +91,12 @@ func TestMaxTextPolicies(t *testing.T) {
 		"": true, "remat_policy: full": true, "remat_policy: minimal": false, "remat_policy: save_qkv_proj": false,
 		"remat_policy: custom": true, "remat_policy: custom\nmlpwi_0: device": false, "remat_policy: custom\ndecoder_layer_input: device": true,
 	} {
-		f, err := Parse([]byte(maxTextStart + text))
+		f, err := Parse([]byte(maxTextStart+text), nil)
 		if err != nil || (f.Args["recompute-granularity"] == "full") != full {
 			t.Errorf("%q: %+v, %v", text, f, err)
 		}
 	}
-	f, err := Parse([]byte(maxTextStart + "ici_fsdp_parallelism: 1\nici_data_parallelism: 8"))
+	f, err := Parse([]byte(maxTextStart+"ici_fsdp_parallelism: 1\nici_data_parallelism: 8"), nil)
 	if err != nil || f.Args["use-distributed-optimizer"] != false || f.Args["use-megatron-fsdp"] != nil || f.GPUs != 8 {
 		t.Errorf("replicas alone: %+v, %v", f, err)
 	}

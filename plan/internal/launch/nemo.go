@@ -62,13 +62,13 @@ var (
 	}
 )
 
-func nemo(data []byte) (*File, error) {
+func nemo(data []byte, env map[string]string) (*File, error) {
 	var keys map[string]any
 	if err := input.UnmarshalYAML(data, &keys); err != nil {
 		return nil, fmt.Errorf("the YAML cannot be read: %w", err)
 	}
-	keys, _ = plainNumbers(keys).(map[string]any)
 	r := newReader("NeMo")
+	keys, _ = r.fill("", plainNumbers(keys), env).(map[string]any)
 	top := r.table("", keys)
 	top.without(map[string]string{"peft": "trains adapters beside frozen parameters", "distillation": "holds a teacher beside the model", "kd_config": "holds a teacher beside the model"})
 	for _, name := range nemoTables {
@@ -122,11 +122,11 @@ func (r *reader) nemoTable(t *table) {
 			continue
 		}
 		flag := nemoRenamed[key]
-		if slices.Contains(nemoSame, key) {
+		if slices.Contains(nemoSame, key) || key == "num_query_groups" {
 			flag = strings.ReplaceAll(key, "_", "-")
 		}
 		switch {
-		case key == "num_query_groups":
+		case key == "num_query_groups" && !isUnset(v):
 			t.read[key] = true
 			r.set("num-query-groups", t.whole(key, 1, 1, most))
 		case nemoOff[key] != "":
@@ -215,6 +215,7 @@ var nemoLists = []string{"cuda-graph-scope", "offload-modules", "pipeline-model-
 func (r *reader) nemoValue(key, flag string, v any) {
 	if text, ok := v.(string); ok {
 		switch {
+		case isUnset(v): // the setting may be given otherwise, or not be used
 		case strings.Contains(text, "${"):
 			if flag == "num-layers" || flag == "hidden-size" {
 				r.file.Unset = fmt.Sprintf("%s is %.60s", key, text)
@@ -252,6 +253,12 @@ func (r *reader) nemoValue(key, flag string, v any) {
 
 // nemoTrainer reads the GPUs of NeMo's trainer.
 func (r *reader) nemoTrainer(t *table) {
+	for _, key := range []string{"devices", "num_nodes"} {
+		if v := t.keys[key]; t.has(key) && isUnset(v) {
+			r.note("trainer.%s is %s, and the variable is not set in the text; it is left out, so give --env %s=VALUE to count it", key, v, nemoEnv.FindStringSubmatch(v.(string))[1])
+			return
+		}
+	}
 	nodes := t.has("num_nodes")
 	if t.has("devices") && !nodes {
 		r.note("trainer.num_nodes is missing; one node is planned, as the trainer takes it")

@@ -45,7 +45,7 @@ func TestNeMoPrecisions(t *testing.T) {
 		"fp16_with_mxfp8_mixed":               "false e4m3 mxfp8",
 		"nemotron_h_bf16_with_fp8_current_scaling_mixed": "true hybrid tensorwise",
 	} {
-		f, err := Parse([]byte("train:\n  global_batch_size: 8\nmodel:\n  seq_length: 8\nmixed_precision: " + word))
+		f, err := Parse([]byte("train:\n  global_batch_size: 8\nmodel:\n  seq_length: 8\nmixed_precision: "+word), nil)
 		if err != nil {
 			t.Errorf("%s: %v", word, err)
 			continue
@@ -59,7 +59,7 @@ func TestNeMoPrecisions(t *testing.T) {
 // Activations with a gate have its matrix, whatever is inside of the gate.
 func TestNeMoActivations(t *testing.T) {
 	for act, gated := range map[string]bool{"fast-swiglu": true, "geglu": true, "fast-reglu": true, "gelu": false, "approx-gelu": false, "squared-relu": false} {
-		f, err := Parse([]byte("train:\n  global_batch_size: 8\nmodel:\n  seq_length: 8\n  activation: " + act))
+		f, err := Parse([]byte("train:\n  global_batch_size: 8\nmodel:\n  seq_length: 8\n  activation: "+act), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestNeMoActivations(t *testing.T) {
 // A table of adapters that names no scheme trains all parameters.
 func TestNeMoWithoutAdapters(t *testing.T) {
 	for _, none := range []string{"null", "none", `""`} {
-		f, err := Parse([]byte("trainer:\n  devices: 1\nmodel:\n  seq_length: 8\n  peft:\n    peft_scheme: " + none + "\n    lora_tuning: {adapter_dim: 32}\n"))
+		f, err := Parse([]byte("trainer:\n  devices: 1\nmodel:\n  seq_length: 8\n  peft:\n    peft_scheme: "+none+"\n    lora_tuning: {adapter_dim: 32}\n"), nil)
 		if err != nil || strings.Contains(strings.Join(f.Notes, " "), "peft") {
 			t.Errorf("%s: %v, %+v", none, err, f)
 		}
@@ -85,12 +85,12 @@ func TestNeMoTablesInOneLine(t *testing.T) {
 	for _, text := range []string{
 		"trainer: {devices: 8, num_nodes: 2}\nmodel: {seq_length: 8}", "trainer: &t # GPUs\n  devices: 8\n  num_nodes: 2\nmodel: &m\n  seq_length: 8",
 	} {
-		f, err := Parse([]byte(text))
+		f, err := Parse([]byte(text), nil)
 		if err != nil || f == nil || f.GPUs != 16 {
 			t.Errorf("%s: %+v, %v", text, f, err)
 		}
 	}
-	f, err := Parse([]byte("trainer: {devices: 8}\nmodel: {seq_length: 8}"))
+	f, err := Parse([]byte("trainer: {devices: 8}\nmodel: {seq_length: 8}"), nil)
 	if err != nil || f.GPUs != 8 || !strings.Contains(strings.Join(f.Notes, " "), "trainer.num_nodes is missing; one node is planned") {
 		t.Errorf("without num_nodes: %+v, %v", f, err)
 	}
@@ -111,7 +111,7 @@ func TestNeMoTokenizers(t *testing.T) {
 		"tokenizer: ${model.tokenizer}":                                                       "<nil> <nil> <nil>",
 		"tokenizer: {tokenizer_type: NullTokenizer, vocab_size: \"${model.words}\"}\nseed: 1": "<nil> NullTokenizer <nil>",
 	} {
-		f, err := Parse([]byte(sizes + text))
+		f, err := Parse([]byte(sizes+text), nil)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue

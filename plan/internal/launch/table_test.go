@@ -25,7 +25,7 @@ func TestTableOfLines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		base, err := Parse(data)
+		base, err := Parse(data, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestTableOfLines(t *testing.T) {
 				changed := slices.Clone(lines)
 				changed[i] = change
 				fmt.Fprintf(&b, "  %s -> %s:", strings.TrimSpace(line), strings.TrimSpace(change))
-				f, err := Parse([]byte(strings.Join(changed, "\n")))
+				f, err := Parse([]byte(strings.Join(changed, "\n")), nil)
 				switch {
 				case err != nil:
 					fmt.Fprintf(&b, " %v\n", err)

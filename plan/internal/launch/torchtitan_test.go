@@ -56,7 +56,7 @@ func TestTitanFlavors(t *testing.T) {
 	}
 	for name, flavors := range titanModels {
 		for flavor := range flavors {
-			f, err := Parse([]byte("[model]\nname = \"" + name + "\"\nflavor = \"" + flavor + "\"\n[training]\n"))
+			f, err := Parse([]byte("[model]\nname = \""+name+"\"\nflavor = \""+flavor+"\"\n[training]\n"), nil)
 			if err != nil {
 				t.Errorf("%s %s: %v", name, flavor, err)
 				continue
@@ -74,7 +74,7 @@ func TestTitanFlavors(t *testing.T) {
 
 // A key that is not known is named, in every table.
 func TestTitanNotes(t *testing.T) {
-	f, err := Parse([]byte(titanStart + "novel_a = 1\n[optimizer]\nstate_dtype = \"bfloat16\"\n[parallelism]\nnovel_b = 1\n[activation_checkpoint]\nnovel_c = 1\n"))
+	f, err := Parse([]byte(titanStart+"novel_a = 1\n[optimizer]\nstate_dtype = \"bfloat16\"\n[parallelism]\nnovel_b = 1\n[activation_checkpoint]\nnovel_c = 1\n"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestTitanNotes(t *testing.T) {
 // Every second layer is recomputed, also if the file leaves the number to torchtitan.
 func TestTitanEveryLayer(t *testing.T) {
 	for _, rest := range []string{"[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'", "[activation_checkpoint]\nmode = 'selective'", ""} {
-		f, err := Parse([]byte(titanStart + "[parallelism]\npipeline_parallel_degree = 2\n" + rest))
+		f, err := Parse([]byte(titanStart+"[parallelism]\npipeline_parallel_degree = 2\n"+rest), nil)
 		if err != nil || f.Args["recompute-method"] != "block" || f.Args["recompute-num-layers"] != 8 || f.Accumulation != 8 {
 			t.Errorf("%q: %+v, %v", rest, f, err)
 		}
