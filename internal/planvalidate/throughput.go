@@ -58,8 +58,8 @@ func (s speed) count(key string) (int, error) {
 		return 1, nil
 	}
 	n, err := strconv.Atoi(t)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%q is %q; it must be a whole number", key, t)
+	if err != nil || n < 0 || n == 0 && key != "FSDP" {
+		return 0, fmt.Errorf("%q is %q; it must be a whole number above zero", key, t)
 	}
 	return n, nil
 }

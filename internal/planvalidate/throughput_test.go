@@ -88,6 +88,7 @@ func TestThroughputSkips(t *testing.T) {
 		`"Precision":"FP2"`:                             "none of BF16",
 		`"TP":"four"`:                                   "must be a whole number",
 		`"TP":"-4"`:                                     "must be a whole number",
+		`"TP":"0"`:                                      "must be a whole number above zero",
 		`"VP":"2"`:                                      "has no recipe of this layout",
 		`"Tokens / sec / GPU":""`:                       "is not stated",
 		`"Tokens / sec / GPU":"fast"`:                   "must be a number",

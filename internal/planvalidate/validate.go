@@ -7,13 +7,14 @@ package planvalidate
 
 // This file owns the format of case files. args.go turns argument maps into setups,
 // external.go and named.go turn published figures into setups, measure.go owns what was
-// measured, and throughput.go rows of throughput.
+// measured, numbers.go the numbers that cannot be, and throughput.go rows of throughput.
 
 import (
 	"encoding/json"
 	"fmt"
 	"slices"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planruns"
 	"github.com/stowage-dev/stowage/plan"
 )
@@ -49,8 +50,13 @@ type record struct {
 }
 
 // File predicts every case of a file and compares it with what was measured. It calls
-// progress after each case, unless that is nil.
+// progress after each case, unless that is nil. It returns an error if the file is not of the
+// expected form, or has a number that cannot be.
 func File(data []byte, progress func(done, all int)) (*Report, error) {
+	data = input.JSON(data)
+	if err := checkNumbers(data); err != nil {
+		return nil, err
+	}
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fmt.Errorf("the file of cases is not JSON of the expected form: %w", err)
