@@ -42,7 +42,7 @@ var badFiles = []struct{ name, text, command, want string }{
 	{"list.yaml", "- num-layers\n", "plan --megatron", "line 1 is not YAML with keys and values, such as num-layers: 32; "},
 	{"number.yaml", "5\n", "plan --megatron", "line 1 is not YAML with keys and values, "},
 	{"tab.yaml", "MODEL_ARGS:\n\t--num-layers: 4\n", "plan --megatron", "line 2 is not YAML with keys and values, such as num-layers: 32; look for a tab, "},
-	{"nested.json", `{"--num-layers": {"a": 1}}`, "plan --megatron", "--num-layers: a value must be a number, a word or a list, and not keys with values of their own"},
+	{"nested.json", `{"--num-layers": {"a": 1}}`, "plan --megatron", "\"--num-layers\" holds keys of its own; flags must stand side by side"},
 	{"lists.yaml", "offload-modules: [null]\nvocab-size: 9\n", "plan --megatron", "--offload-modules: a list must hold numbers and words alone"},
 	{"nemo.yaml", nemoWith("hidden_size: four"), "plan --launch", "--launch ./nemo.yaml: model.hidden_size four: a whole number is expected"},
 	{"nemo.yaml", nemoWith("hidden_size: 64\n  qk_layernorm: 2"), "plan --launch", "--launch ./nemo.yaml: model.qk_layernorm is 2; it must be true or false"},

@@ -87,7 +87,7 @@ func TestPlanUnusedVariable(t *testing.T) {
 	planFiles(t, map[string]string{"job.sh": launchFile, "ds.json": `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}`})
 	for line, want := range map[string]string{
 		"--megatron job.sh --env TYPO=4":                              "note: the variable TYPO changes nothing: the file does not use it",
-		"--launch ds.json --model mixtral-8x7b --gpus 32 --env SEQ=4": "note: the variable SEQ changes nothing: only Megatron-LM's launch files have variables",
+		"--launch ds.json --model mixtral-8x7b --gpus 32 --env SEQ=4": "note: the variable SEQ changes nothing: the file does not read it",
 	} {
 		stdout, stderr, code := command(append([]string{"plan", "--gpu", "h100"}, strings.Fields(line)...)...)
 		if code != exitOK || !strings.Contains(stdout, want) {

@@ -1,3 +1,5 @@
+// This file tests files of arguments in JSON and YAML: their spellings, and flags with two values.
+
 package config
 
 import (

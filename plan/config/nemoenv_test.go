@@ -1,3 +1,5 @@
+// This file tests variables of the environment in YAML of NeMo.
+
 package config
 
 import (
