@@ -230,7 +230,10 @@ func (j *jobFlags) environment() (map[string]string, error) {
 	env := map[string]string{}
 	for _, pair := range j.env {
 		name, value, ok := strings.Cut(pair, "=")
-		if !ok || name == "" || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+		if _, twice := env[name]; twice {
+			return nil, usagef("--env %s: %s is given twice; leave one of them out", pair, name)
+		}
+		if !ok || name == "" || strings.IndexAny(name, "0123456789") == 0 || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" {
 			return nil, usagef("--env %s: expected a variable of the file with its value, such as NODES=4", pair)
 		}
 		env[name] = value

@@ -73,6 +73,8 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 	for given, want := range map[string]string{
 		"plan --megatron open.sh --env LAYERS":         "--env LAYERS: expected a variable of the file with its value",
+		"plan --megatron open.sh --env 4A=4":           "--env 4A=4: expected a variable",
+		"plan --megatron open.sh --env A=4 --env A=5":  "--env A=5: A is given twice; leave one of them out",
 		"plan --megatron open.sh --env =4":             "--env =4: expected a variable",
 		"plan --model llama-3-8b --gpu h100 --env A=1": "--env changes nothing without a file of arguments",
 	} {

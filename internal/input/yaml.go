@@ -55,6 +55,7 @@ func UnmarshalYAML(text []byte, v any, opts ...yaml.DecodeOption) (err error) {
 type YAMLError struct {
 	Line    int // 0 if it is not known
 	Message string
+	Twice   bool // a mapping has a key twice
 	err     error
 }
 
@@ -80,6 +81,9 @@ func plain(err error) error {
 	e.Message, _, _ = strings.Cut(said.GetMessage(), "\n")
 	if t := said.GetToken(); t != nil && t.Position != nil {
 		e.Line = t.Position.Line
+		if e.Twice = strings.Contains(e.Message, "already defined"); e.Twice {
+			e.Message = fmt.Sprintf("%.60s is given twice; leave one of them out", t.Value)
+		}
 	}
 	return e
 }

@@ -403,7 +403,7 @@ var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segment
 // describesModel reports whether JSON has a key that every config.json of Hugging Face has.
 func describesModel(keys map[string]json.RawMessage) bool {
 	for _, key := range []string{"model_type", "architectures", "num_hidden_layers", "n_layer", "n_layers", "text_config"} {
-		if keys[key] != nil {
+		if v := keys[key]; v != nil && string(v) != "null" {
 			return true
 		}
 	}

@@ -38,7 +38,7 @@ func TestTable(t *testing.T) {
 		dir := t.TempDir()
 		files := map[string]string{
 			"job.sh": script, "job.yaml": "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --max-position-embeddings: 8\n  --micro-batch-size: 1\n  --vocab-size: 50\n",
-			"grows.sh": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" + script, "hf.json": huggingFace, "some/config.json": huggingFace, "named.json": strings.Replace(huggingFace, "{", `{"_name_or_path":"a/b","max_position_embeddings":9999,`, 1),
+			"grows.sh": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" + script, "hf.json": huggingFace, "some/config.json": huggingFace, "named.json": strings.Replace(huggingFace, "{", `{"_name_or_path":"a/b",`, 1),
 			"args.json": `{"--num-layers":2,"hidden_size":64,"num-attention-heads":4,"seq-length":8,"max-position-embeddings":8,"micro-batch-size":1}`,
 			"env.sh":    strings.Replace(script, "--hidden-size 64", "--hidden-size $WIDTH", 1), "empty.json": "{}", "broken.json": "{", "list.json": "[]", "typed.json": `{"hidden_size":"x"}`, "binary": "a\x00b", "echo.sh": "echo",
 			"gpu.json": `{"name":"mine","memory_bytes":48000000000,"flops":{"bf16":1e14},"hbm":1e12,"host_out":2e10,"host_in":2e10}`, "badgpu.JSON": `{"name": "mine"}`,

@@ -444,6 +444,10 @@ func TestWrongVariables(t *testing.T) {
 		{"x.yaml", "num-layers: ${NODES}\n" + strings.NewReplacer(" --", "\n", " ", ": ").Replace(job), "four", "the variable NODES is wrong: --num-layers four"},
 		{"x.sh", "torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py --num-layers 2" + job, "four", "the variable NODES is wrong: --nnodes four: a whole number is expected"},
 		{"x.sh", "torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py --num-layers 2" + job, "1:4", ""},
+		{"x.sh", "torchrun --nproc-per-node $NODES pretrain_gpt.py --num-layers 2" + job, "eight", "the variable NODES is wrong: --nproc-per-node eight"},
+		{"x.sh", "torchrun --nproc-per-node $NODES pretrain_gpt.py --num-layers 2" + job, "gpu", ""},
+		{"x.sh", "pretrain_gpt.py --num-layers $NODES" + job, "4 8", "the variable NODES is wrong: --num-layers takes one value, but 2 are given"},
+		{"x.sh", "pretrain_gpt.py --num-layers $NODES" + job, "", "the variable NODES is wrong: --num-layers takes one value, but none is given"},
 	} {
 		args, err := Parse(c.file, []byte(c.text), ParseOptions{Env: map[string]string{"NODES": c.value, "OTHER": "x"}})
 		if err == nil {

@@ -84,6 +84,11 @@ func (e *environ) write(args map[string]any) {
 	}
 }
 
+// isGiven reports whether the caller gave a variable that the file uses.
+func (r *reader) isGiven(name string) bool {
+	return slices.ContainsFunc(r.args[givenKey].words, func(pair string) bool { return strings.HasPrefix(pair, name+"=") })
+}
+
 // blame returns an error about the given variable that is behind an error: one that the file
 // computes with, or one that is the value of the flag that the error begins with.
 func (r *reader) blame(err error) error {
@@ -102,7 +107,7 @@ func (r *reader) blame(err error) error {
 	flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " ")
 	for _, pair := range r.args[givenKey].words {
 		name, value, _ := strings.Cut(pair, "=")
-		if v := r.args[flag]; slices.Equal(v.words, []string{value}) || v.open != "" && v.open == value {
+		if v, there := r.args[flag]; there && (v.open == "" && strings.Join(v.words, " ") == value || v.open != "" && v.open == value) {
 			return &Refused{Kind: environment, NoJob: true, Text: fmt.Sprintf("the variable %s is wrong: %v", name, err), Variables: []string{name}}
 		}
 	}

@@ -239,7 +239,7 @@ func (r *reader) unset(flag, word string) error {
 			continue
 		}
 		for _, v := range variablesIn(r.args[name].words...) {
-			if !slices.Contains(e.Variables, v) {
+			if !slices.Contains(e.Variables, v) && !r.isGiven(v) {
 				e.Variables = append(e.Variables, v)
 			}
 		}

@@ -5,6 +5,7 @@ package megatron
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
@@ -72,9 +73,15 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 	}
 	dense, experts := product(l.TP, l.PP, l.CP), product(expert...)
 	open := r.args["nnodes"].open
-	for _, pair := range r.args[givenKey].words { // 1:4 is a range of torchrun
-		if _, value, _ := strings.Cut(pair, "="); open != "" && value == open && !strings.Contains(open, ":") {
-			return fmt.Errorf("--nnodes %s: a whole number is expected", shown(open))
+	for _, name := range []string{"nnodes", "nproc-per-node"} {
+		word := r.args[name].open
+		if word == "" || wordOfLauncher.MatchString(word) {
+			continue
+		}
+		for _, pair := range r.args[givenKey].words {
+			if _, value, _ := strings.Cut(pair, "="); value == word {
+				return fmt.Errorf("--%s %s: a whole number is expected", name, shown(word))
+			}
 		}
 	}
 	if open != "" && each > 0 && o.GPUs == 0 {
@@ -92,6 +99,9 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 	}
 	return setWorld(r, l, o.GPUs, [2]int{nodes, each}, instances, dense, experts)
 }
+
+// wordOfLauncher is what torchrun takes in place of a number.
+var wordOfLauncher = regexp.MustCompile(`^([0-9]+:[0-9]+|auto|gpu|cpu|xpu)$`)
 
 // mostGPUs bounds the job, so no product of sizes overflows. More than 2^24 GPUs do not
 // exist.

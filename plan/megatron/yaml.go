@@ -96,7 +96,8 @@ func keyed(top map[string]any, keys func(under string) []input.Key, env map[stri
 // modelArgs holds the arguments in the files of Megatron-LM's functional tests.
 const modelArgs = "MODEL_ARGS"
 
-// contradiction returns an error if keys give a flag two values, under one spelling or two.
+// contradiction returns an error if a key is no flag, or if keys give a flag two values, under
+// one spelling or two.
 // Megatron-LM's own tests repeat keys with equal values, and flags that change no memory with
 // others; there the last one counts, as for Megatron-LM.
 func contradiction(keys []input.Key) error {
@@ -105,9 +106,13 @@ func contradiction(keys []input.Key) error {
 		name := flagName(k.Name)
 		before, twice := first[name]
 		switch {
+		case name == "" || name[0] == '$':
+			return fmt.Errorf("line %d: the key %q is no flag; expected one such as num-layers", k.Line, k.Name)
+		case k.Name == "<<" && k != keys[0]: // the parser would let it replace what stands above
+			return fmt.Errorf("line %d: << stands below other keys; write it above all that may replace what it holds", k.Line)
 		case !twice:
 			first[name] = k
-		case before.Value == k.Value || ignored[name] || k.Name == "<<":
+		case before.Value == k.Value || ignored[name]:
 		case before.Name == k.Name:
 			return fmt.Errorf("%s %s different values; leave one of them out", giving(before, k), k.Name)
 		default:

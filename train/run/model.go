@@ -129,7 +129,7 @@ func (s *ModelSpec) load() error {
 		switch {
 		case err != nil && jsonLine(text, wrong) == 0 && strings.HasSuffix(file, ".json"):
 			return refuse("Model", s.Name, "holds no JSON with keys and values", "give the config.json of a model")
-		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
+		case errors.As(err, &invalid) && invalid.Twice:
 			return refuse("Model", s.Name, fmt.Sprintf("gives a key of line %d twice", invalid.Line), "leave one of them out")
 		case err != nil && jsonLine(text, wrong) > 0:
 			return refuse("Model", s.Name, fmt.Sprintf("is damaged in line %d: %v", jsonLine(text, wrong), input.Plain(wrong)), "correct it, or get it anew")

@@ -104,7 +104,7 @@ func maxTextKeys(data []byte) (map[string]any, error) {
 	keys := map[string]any{}
 	err := input.UnmarshalYAML(data, &keys)
 	var wrong *input.YAMLError
-	if errors.As(err, &wrong) && strings.Contains(wrong.Message, "already defined") {
+	if errors.As(err, &wrong) && wrong.Twice {
 		return nil, fmt.Errorf("line %d gives a key twice; leave one of them out", wrong.Line)
 	}
 	if err != nil || keys == nil {

@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -64,7 +65,12 @@ var (
 
 func nemo(data []byte, env map[string]string) (*File, error) {
 	var keys map[string]any
-	if err := input.UnmarshalYAML(data, &keys); err != nil {
+	err := input.UnmarshalYAML(data, &keys)
+	var invalid *input.YAMLError
+	if errors.As(err, &invalid) && !invalid.Twice { // its words are those of the grammar
+		return nil, fmt.Errorf("the YAML cannot be read: line %d is not YAML with keys and values; look for a tab, or for a bracket or quote without its other half", max(invalid.Line, 1))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the YAML cannot be read: %w", err)
 	}
 	r := newReader("NeMo")

@@ -10,6 +10,8 @@ func TestWrongNeMo(t *testing.T) {
 	const start = "train:\n  global_batch_size: 8\nmodel:\n"
 	checkWrong(t, []wrong{
 		{start + "  num_query_groups: none", false, []string{"model.num_query_groups"}},
+		{start + "  seq_length: 8\n  seq_length: 8", false, []string{"line 5", "seq_length is given twice; leave one of them out"}},
+		{start + "  seq_length: [8", false, []string{"line 4 is not YAML with keys and values"}},
 		{start + "  bias: perhaps", false, []string{"model.bias", "true or false"}},
 		{start + "  hidden_size: {a: 1}", false, []string{"model.hidden_size"}},
 		{start + "  normalization: batchnorm", true, []string{"model.normalization", "batchnorm"}},
