@@ -6,6 +6,7 @@ package input
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
@@ -82,4 +83,22 @@ func jsonKeys(text []byte, line int, under string) (keys []Key) {
 		}
 	}
 	return keys
+}
+
+// Contradiction returns an error if a key is there twice with different values. Most readers of
+// JSON take the last one without a word.
+func Contradiction(keys []Key) error {
+	first := map[string]Key{}
+	for _, k := range keys {
+		before, twice := first[k.Name]
+		switch {
+		case !twice:
+			first[k.Name] = k
+		case before.Value != k.Value && before.Line == k.Line:
+			return fmt.Errorf("line %d gives %.40s different values; leave one of them out", k.Line, k.Name)
+		case before.Value != k.Value:
+			return fmt.Errorf("lines %d and %d give %.40s different values; leave one of them out", before.Line, k.Line, k.Name)
+		}
+	}
+	return nil
 }

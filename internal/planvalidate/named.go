@@ -25,7 +25,11 @@ func (f *modelFacts) model() (*model.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n, ok := before(f.Name, "layer"); ok && n > 0 && n < len(m.Layers) {
+	n, ok := before(f.Name, "layer")
+	if ok && (n < 1 || n > len(m.Layers)) {
+		return nil, fmt.Errorf("its name says %d layers, and the model has %d", n, len(m.Layers))
+	}
+	if ok {
 		// A shortened model keeps the layers that it mostly consists of, and not the dense
 		// layers that MoE models begin with.
 		m.Layers = m.Layers[len(m.Layers)-n:]

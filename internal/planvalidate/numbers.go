@@ -65,15 +65,22 @@ func checkNumbers(data []byte) error {
 		cases []map[string]any
 	}{{"cases", f.Cases}, {"external_cases", f.External}} {
 		for i, c := range list.cases {
+			place := position(i, list.key)
+			if c == nil {
+				return fmt.Errorf("case %s is null; it must be an object", place)
+			}
 			id, _ := c["id"].(string)
-			n := &numbers{name: cmp.Or(id, fmt.Sprintf("%d of %s", i+1, list.key))}
+			n := &numbers{name: cmp.Or(id, place)}
 			if n.check(c); n.err != nil {
 				return n.err
 			}
 		}
 	}
 	for i, row := range f.Speeds {
-		n := &numbers{name: fmt.Sprintf("%d of throughput_rows", i+1)}
+		n := &numbers{name: position(i, "throughput_rows")}
+		if row == nil {
+			return fmt.Errorf("case %s is null; it must be an object", n.name)
+		}
 		for _, key := range slices.Sorted(maps.Keys(row)) { // a row with a wrong word is skipped
 			if f, ok := number(row[key]); !ok && isNumber(row[key]) || f < 0 {
 				n.fail(key, row[key], "a number from zero that is not too large")
@@ -85,6 +92,9 @@ func checkNumbers(data []byte) error {
 	}
 	return nil
 }
+
+// position names a case without a name.
+func position(i int, list string) string { return fmt.Sprintf("%d of %s", i+1, list) }
 
 func (n *numbers) fail(key string, v any, want string) {
 	if n.err == nil {
@@ -101,6 +111,11 @@ func (n *numbers) fail(key string, v any, want string) {
 
 // check checks a case of Megatron-LM's tests or a published one.
 func (n *numbers) check(c map[string]any) {
+	for _, key := range []string{"id", "kind", "gpu", "precision", "settings", "fsdp", "note"} {
+		if _, ok := c[key].(string); !ok && c[key] != nil {
+			n.fail(key, c[key], "a string")
+		}
+	}
 	n.count("n_gpus", c["n_gpus"], 1, mostGPUs)
 	for _, key := range []string{"model", "parallelism", "parallelism_inferred", "batch", "args", "measured"} {
 		object, ok := c[key].(map[string]any)
@@ -108,8 +123,8 @@ func (n *numbers) check(c map[string]any) {
 			n.fail(key, c[key], "an object")
 		}
 		n.counts(strings.TrimSuffix(key, "_inferred"), key+".", object)
-		if mla, ok := object["mla"].(map[string]any); ok && key == "model" {
-			n.counts("mla", "model.mla.", mla)
+		if key == "model" {
+			n.model(object)
 		}
 	}
 	if v := c["optimizer_offload_fraction"]; v != nil {
@@ -119,6 +134,22 @@ func (n *numbers) check(c map[string]any) {
 	}
 	if m, ok := c["measured"].(map[string]any); ok {
 		n.measured(m)
+	}
+}
+
+// model checks what the counts of a published model do not show.
+func (n *numbers) model(m map[string]any) {
+	if _, ok := m["name"].(string); !ok && m["name"] != nil {
+		n.fail("model.name", m["name"], "a string")
+	}
+	mla, ok := m["mla"].(map[string]any)
+	if !ok && m["mla"] != nil {
+		n.fail("model.mla", m["mla"], "an object")
+	}
+	n.counts("mla", "model.mla.", mla)
+	layers, ok := number(m["layers"])
+	if dense, has := number(m["dense_layers"]); ok && has && dense > layers {
+		n.fail("model.dense_layers", m["dense_layers"], fmt.Sprintf("at most model.layers, which is %g", layers))
 	}
 }
 

@@ -36,6 +36,10 @@ func TestNumbers(t *testing.T) {
 		{`"layers": 4`, `"layers": 4.5`, "case b: model.layers is 4.5; it must be a whole number from 1 to 16384"},
 		{`"layers": 4`, `"layers": -4`, "case b: model.layers is -4"},
 		{`"layers": 4`, `"layers": 1000000000`, "case b: model.layers is 1000000000"},
+		{`"ffn": 64`, `"dense_layers": 9`, "case b: model.dense_layers is 9; it must be at most model.layers, which is 4"},
+		{`"ffn": 64`, `"mla": 9`, "case b: model.mla is 9; it must be an object"},
+		{`"name": "x"`, `"name": 9`, "case b: model.name is 9; it must be a string"},
+		{`"gpu": "H100"`, `"gpu": 100`, "case a: gpu is 100; it must be a string"},
 		{`"TP": 2`, `"TP": 0`, "case b: parallelism.TP is 0"},
 		{`"seq": 8`, `"seq": "8k"`, `case b: batch.seq is "8k"`},
 		{`: {"MBS": 1, "seq": 8}`, `: 8`, "case b: batch is 8; it must be an object"},
@@ -57,6 +61,16 @@ func TestNumbers(t *testing.T) {
 		if c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) || c.says == "" && strings.Contains(c.other, "4") != (err != nil) {
 			t.Errorf("%s: %v, want %q", c.other, err, c.says)
 		}
+	}
+	for _, list := range []string{"cases", "external_cases", "throughput_rows"} {
+		_, err := File([]byte(`{"`+list+`": [null]}`), nil)
+		if err == nil || err.Error() != "case 1 of "+list+" is null; it must be an object" {
+			t.Error(err)
+		}
+	}
+	r, err := File([]byte(`{"cases": [{"id": "a\nb"}, {}], "external_cases": [{"model": {"name": "Llama-3-8B, 0 layers"}, "n_gpus": 8}]}`), nil)
+	if err != nil || len(r.Skipped) != 3 || r.Skipped[0].ID != "a b" || r.Skipped[1].ID != "2 of cases" || r.Skipped[2].Reason != "its name says 0 layers, and the model has 32" {
+		t.Errorf("%+v, %v", r, err)
 	}
 	if _, err := File([]byte(`{"cases": [{"measured": {"peak_GB": 0}}]}`), nil); err == nil || !strings.Contains(err.Error(), "case 1 of cases: measured.peak_GB is 0") {
 		t.Error(err)

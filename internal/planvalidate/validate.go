@@ -10,9 +10,11 @@ package planvalidate
 // measured, numbers.go the numbers that cannot be, and throughput.go rows of throughput.
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planruns"
@@ -60,6 +62,11 @@ func File(data []byte, progress func(done, all int)) (*Report, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fmt.Errorf("the file of cases is not JSON of the expected form: %w", err)
+	}
+	for key, list := range map[string][]record{"cases": f.Cases, "external_cases": f.External} {
+		for i := range list {
+			list[i].ID = cmp.Or(strings.Join(strings.Fields(list[i].ID), " "), position(i, key))
+		}
 	}
 	all := len(f.Cases) + len(f.External) + len(f.Speeds)
 	if all == 0 {

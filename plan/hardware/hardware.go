@@ -15,6 +15,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -163,6 +164,11 @@ func Parse(data []byte) (*GPU, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("hardware file: more follows after the object; keep one object")
 	}
+	for _, table := range []string{"", "flops"} {
+		if err := input.Contradiction(input.JSONKeys(data, table)); err != nil {
+			return nil, fmt.Errorf("hardware file: %w", err)
+		}
+	}
 	if err := g.check(); err != nil {
 		return nil, fmt.Errorf("hardware file: %w", err)
 	}
@@ -175,6 +181,12 @@ func sentence(err error) string {
 	switch {
 	case errors.As(err, &typed) && typed.Field == "":
 		return fmt.Sprintf("expected an object, got %s", typed.Value)
+	case errors.As(err, &typed) && strings.HasPrefix(typed.Value, "number ") && typed.Type.Kind() != reflect.String:
+		want := "a number that is not too large"
+		if typed.Type.Kind() != reflect.Float64 {
+			want = "a whole number in digits"
+		}
+		return fmt.Sprintf("%q is %.40s; it must be %s", typed.Field, strings.TrimPrefix(typed.Value, "number "), want)
 	case errors.As(err, &typed):
 		return fmt.Sprintf("%q has the wrong kind of value (%s)", typed.Field, typed.Value)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

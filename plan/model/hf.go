@@ -16,24 +16,6 @@ import (
 	"github.com/stowage-dev/stowage/internal/input"
 )
 
-// contradiction returns an error if a key is there twice with different values. Most readers of
-// JSON take the last one without a word.
-func contradiction(keys []input.Key) error {
-	first := map[string]input.Key{}
-	for _, k := range keys {
-		before, twice := first[k.Name]
-		switch {
-		case !twice:
-			first[k.Name] = k
-		case before.Value != k.Value && before.Line == k.Line:
-			return fmt.Errorf("line %d gives %.40s different values; leave one of them out", k.Line, k.Name)
-		case before.Value != k.Value:
-			return fmt.Errorf("lines %d and %d give %.40s different values; leave one of them out", before.Line, k.Line, k.Name)
-		}
-	}
-	return nil
-}
-
 // ParseHF reads a model from the config.json of a Hugging Face repository. It reads the
 // language model under text_config if the file has one, and returns an error that names the
 // part if the file describes more than a decoder: an encoder, or a vision or audio tower.
@@ -45,7 +27,7 @@ func ParseHF(data []byte) (*Model, error) {
 		return nil, fmt.Errorf("the config is not a JSON object: %w", input.Plain(err))
 	}
 	for _, table := range []string{"", "text_config"} {
-		if err := contradiction(input.JSONKeys(data, table)); err != nil {
+		if err := input.Contradiction(input.JSONKeys(data, table)); err != nil {
 			return nil, err
 		}
 	}
