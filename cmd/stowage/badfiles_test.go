@@ -47,7 +47,7 @@ var badFiles = []struct{ name, text, command, want string }{
 	{"nemo.yaml", nemoWith("hidden_size: four"), "plan --launch", "--launch ./nemo.yaml: model.hidden_size four: a whole number is expected"},
 	{"nemo.yaml", nemoWith("hidden_size: 64\n  qk_layernorm: 2"), "plan --launch", "--launch ./nemo.yaml: model.qk_layernorm is 2; it must be true or false"},
 	{"slow.json", gpuWith(`"hbm":1e-300`), "plan --model llama-3-8b --gpu", `"hbm" is 1e-300; it must be a number from 1 to 1e30`},
-	{"fast.json", gpuWith(`"hbm":3e12,"host_in":1e300`), "plan --model llama-3-8b --gpu", `"host_in" is 1e300; it must be a number from 1 to 1e30`},
+	{"fast.json", gpuWith(`"hbm":3e12,"host_both":1e300`), "plan --model llama-3-8b --gpu", `"host_both" is 1e300; it must be a number from 1 to 1e30`},
 	{"alone.json", gpuWith(`"hbm":3e12,"fast_link":4e11`), "plan --model llama-3-8b --gpu", "--gpu mine has no network, which times depend on"},
 	{"counts.jsonl", "hello\n", "plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:", "it is not JSON from character 1 on"},
 }
