@@ -253,6 +253,9 @@ func (r *reader) nemoValue(key, flag string, v any) {
 		r.fail("%s holds %d keys of its own; it must be a value", key, len(inner))
 		return
 	}
+	if before, number := r.file.Args[flag].(float64); number && v != before {
+		r.fail("%s is %s and %s is %s, and both mean --%s; leave one of them out", r.file.Keys[flag], short(before), key, short(v), flag)
+	}
 	r.set(flag, v)
 	r.file.Keys[flag] = key
 }

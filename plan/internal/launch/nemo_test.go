@@ -12,6 +12,8 @@ func TestWrongNeMo(t *testing.T) {
 		{start + "  num_query_groups: none", false, []string{"model.num_query_groups"}},
 		{start + "  seq_length: 8\n  seq_length: 8", false, []string{"line 5", "seq_length is given twice; leave one of them out"}},
 		{start + "  seq_length: [8", false, []string{"line 4 is not YAML with keys and values"}},
+		{start + "  seq_length: 8\n  encoder_seq_length: 16", false, []string{"model.encoder_seq_length is 16", "model.seq_length is 8", "leave one of them out"}},
+		{start + "  seq_length: 8\ndataset:\n  sequence_length: 16", false, []string{"model.seq_length is 8", "dataset.sequence_length is 16"}},
 		{start + "  bias: perhaps", false, []string{"model.bias", "true or false"}},
 		{start + "  hidden_size: {a: 1}", false, []string{"model.hidden_size"}},
 		{start + "  normalization: batchnorm", true, []string{"model.normalization", "batchnorm"}},
