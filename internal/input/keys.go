@@ -102,3 +102,35 @@ func Contradiction(keys []Key) error {
 	}
 	return nil
 }
+
+// Repeated returns an error if an object of valid JSON has a key twice, wherever it stands.
+func Repeated(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	var open []map[string]bool // the keys of the objects around a token; nil for an array
+	key := false               // whether the next token is a key, if it ends nothing
+	for {
+		t, err := d.Token()
+		if err != nil {
+			return nil // the end
+		}
+		last := len(open) - 1
+		switch t {
+		case json.Delim('{'):
+			open = append(open, map[string]bool{})
+		case json.Delim('['):
+			open = append(open, nil)
+		case json.Delim('}'), json.Delim(']'):
+			open = open[:last]
+		default:
+			if key {
+				if open[last][t.(string)] {
+					line := 1 + bytes.Count(data[:d.InputOffset()], []byte("\n"))
+					return fmt.Errorf("line %d: the key %.40q is there twice; leave one of them out", line, t)
+				}
+				open[last][t.(string)], key = true, false
+				continue
+			}
+		}
+		key = len(open) > 0 && open[len(open)-1] != nil
+	}
+}

@@ -41,6 +41,9 @@ var least = map[string]map[string]int64{
 	"row": {"#-GPUs": 1, "GBS": 1, "MBS": 1, "Sequence Length": 1, "TP": 1, "PP": 1, "CP": 1, "VP": 1, "EP": 1, "FSDP": 0},
 }
 
+// rowKeys are the keys of a row of throughput that are read.
+var rowKeys = []string{"model", "System", "Precision", "release", "#-GPUs", "GBS", "MBS", "Sequence Length", "TP", "PP", "CP", "VP", "EP", "FSDP", tokensKey, tflopsKey}
+
 // numbers checks the numbers of one case. It keeps the first error.
 type numbers struct {
 	name string // of the case
@@ -84,6 +87,9 @@ func checkNumbers(data []byte) error {
 		for _, key := range slices.Sorted(maps.Keys(row)) { // a row with a wrong word is skipped
 			if f, ok := number(row[key]); !ok && isNumber(row[key]) || f < 0 {
 				n.fail(key, row[key], "a number from zero that is not too large")
+			}
+			if _, text := row[key].(string); slices.Contains(rowKeys, key) && !text && !isNumber(row[key]) && row[key] != nil {
+				n.fail(key, row[key], "a number or text")
 			}
 		}
 		if n.err != nil {

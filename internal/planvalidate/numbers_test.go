@@ -51,6 +51,9 @@ func TestNumbers(t *testing.T) {
 		{`"id": "b", `, ``, ""},
 		{`"MBS": 1, "Sequence`, `"MBS": -1, "Sequence`, "case 1 of throughput_rows: MBS is -1"},
 		{`"Tokens / sec / GPU": 9000`, `"Tokens / sec / GPU": -9000`, "case 1 of throughput_rows: Tokens / sec / GPU is -9000"},
+		{`"#-GPUs": 8`, `"#-GPUs": true`, "case 1 of throughput_rows: #-GPUs is true; it must be a number or text"},
+		{`"Tokens / sec / GPU": 9000`, `"Tokens / sec / GPU": [9000]`, "case 1 of throughput_rows: Tokens / sec / GPU is [9000]"},
+		{`"n_gpus": 64`, `"n_gpus": 64, "n_gpus": 8`, `line 1: the key "n_gpus" is there twice; leave one of them out`},
 		{`"Tokens / sec / GPU": 9000`, `"Tokens / sec / GPU": 1e400`, "case 1 of throughput_rows: Tokens / sec / GPU is 1e400"},
 	} {
 		text := strings.Replace(good, c.old, c.other, 1)

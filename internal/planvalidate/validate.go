@@ -56,6 +56,9 @@ type record struct {
 // expected form, or has a number that cannot be.
 func File(data []byte, progress func(done, all int)) (*Report, error) {
 	data = input.JSON(data)
+	if err := input.Repeated(data); err != nil {
+		return nil, err
+	}
 	if err := checkNumbers(data); err != nil {
 		return nil, err
 	}

@@ -492,6 +492,15 @@ func TestNotesOfWhatHasNoEffect(t *testing.T) {
 	}
 }
 
+func TestNoRoom(t *testing.T) {
+	for _, zero := range []string{"0", "0.0", "-0"} {
+		_, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 16, Settings: words("--stash " + zero)})
+		if err == nil || !strings.Contains(err.Error(), "leaves no room for rows; give 1 or more") {
+			t.Errorf("%s: %v", zero, err)
+		}
+	}
+}
+
 // A stash with less room than the assumed routing needs overflows, and the plan says so.
 func TestRoomNote(t *testing.T) {
 	for settings, want := range map[string]string{

@@ -112,6 +112,9 @@ func (t *translator) several(name string, words []string) bool {
 	case "offload":
 		t.offload(words)
 	case "stash":
+		if room, ok := input.Number(one); ok && room == 0 {
+			t.fail(name, one, "leaves no room for rows; give 1 or more, such as 1.5")
+		}
 		t.set(name, "moe-paged-stash")
 		t.set(name, "moe-expert-rank-capacity-factor", words...)
 		t.set(name, "moe-token-dispatcher-type", "flex")

@@ -33,12 +33,12 @@ func deepSpeedKeys(data []byte) (map[string]any, error) {
 		return nil, fmt.Errorf("line %d is not JSON, which has no comments, no single quotes and no comma before a closing bracket", line)
 	}
 	if err != nil {
-		return nil, nil
+		return nil, input.Plain(err) // a number that is too large
 	}
 	for key, value := range keys {
 		_, object := value.(map[string]any)
 		if deepSpeedKey.MatchString(`"`+key+`"`) || object && (key == "bf16" || key == "fp16") {
-			return keys, repeated(data)
+			return keys, input.Repeated(data)
 		}
 	}
 	return nil, nil
@@ -47,37 +47,6 @@ func deepSpeedKeys(data []byte) (map[string]any, error) {
 var deepSpeedPrecisions = regexp.MustCompile(`['"](bf16|fp16)['"]\s*:\s*\{`)
 
 var deepSpeedKey = regexp.MustCompile(`['"](zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|gradient_accumulation_steps|zero_allow_untested_optimizer)['"]`)
-
-// repeated returns an error if an object of valid JSON has a key twice, as DeepSpeed does.
-func repeated(data []byte) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	var open []map[string]bool // the keys of the objects around a token; nil for an array
-	key := false               // whether the next token is a key, if it ends nothing
-	for {
-		t, err := d.Token()
-		if err != nil {
-			return nil // the end
-		}
-		last := len(open) - 1
-		switch t {
-		case json.Delim('{'):
-			open = append(open, map[string]bool{})
-		case json.Delim('['):
-			open = append(open, nil)
-		case json.Delim('}'), json.Delim(']'):
-			open = open[:last]
-		default:
-			if key {
-				if open[last][t.(string)] {
-					return fmt.Errorf("the key %.40q is there twice", t)
-				}
-				open[last][t.(string)], key = true, false
-				continue
-			}
-		}
-		key = len(open) > 0 && open[len(open)-1] != nil
-	}
-}
 
 // deepSpeed reads the file. ZeRO is planned as Megatron-LM's sharding of the same parts: the
 // distributed optimiser for stage 1, Megatron-FSDP for stages 2 and 3.

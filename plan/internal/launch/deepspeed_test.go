@@ -16,6 +16,7 @@ func TestWrongDeepSpeed(t *testing.T) {
 		{`{"zero_optimization": {"a": [{"b": 1}], "stage": 1, "stage": 2}}`, false, []string{`"stage" is there twice`}},
 		{`{"zero_optimization": 3}`, false, []string{"zero_optimization is 3"}},
 		{`{"zero_optimization": {"stage": 4}}`, false, []string{"zero_optimization.stage is 4", "0 to 3"}},
+		{`{"train_batch_size": 1e400}`, false, []string{"the number 1e400 is too large"}},
 		{`{"train_batch_size": 0}`, false, []string{"train_batch_size is 0"}},
 		{`{"train_batch_size": 1.5}`, false, []string{"train_batch_size is 1.5"}},
 		{`{"train_batch_size": 8, "gradient_accumulation_steps": 2}`, false, []string{"train_micro_batch_size_per_gpu"}},
