@@ -4,6 +4,7 @@ library, and back when autograd asks for it. _record.py documents the life cycle
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import threading
@@ -212,8 +213,13 @@ class Step:
                 self.budget.after_call()
         if again:
             more = self.reserve(again)
-            with self.lock:
-                self.take_back(self.calls.load(more)[1])
+            try:
+                with self.lock:
+                    self.take_back(self.calls.load(more)[1])
+            except BaseException:
+                with contextlib.suppress(Error):  # the first exception says more
+                    self.unreserve(more)
+                raise
             self.ending.append(more)
 
     def unreserve(self, number: int) -> None:

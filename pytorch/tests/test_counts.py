@@ -118,6 +118,19 @@ class Counted(unittest.TestCase):
         step.begin_backward(None, 0)
         self.assertEqual([("release", 1), ("release", 2), ("release", 3)], calls.taken())
 
+    def test_a_load_that_fails(self):
+        """What was reserved for a second pass is free at once, because that pass does not run. The error is that of the load."""
+        for budget in (False, True):
+            step, calls = new(budget=budget)
+            with mock.patch.object(calls, "load", side_effect=Error("no")), self.assertRaisesRegex(Error, "^no$"):
+                step.begin_backward(None, 50)
+            self.assertEqual(("release", 1), [call for call in calls.taken() if call[0] == "release"][0])
+            self.assertEqual(({}, []), (step.reserved, step.ending))
+            with mock.patch.object(calls, "load", side_effect=Error("no")), mock.patch.object(calls, "release", side_effect=Error("neither")), self.assertRaisesRegex(Error, "^no$"):
+                step.begin_backward(None, 60)
+            step.begin_backward(None, 70)
+            self.assertEqual([3], step.ending)
+
 
 class OfRows(unittest.TestCase):
     def rows(self, step, x, count, name="rows", alone=True):
