@@ -506,10 +506,15 @@ class Step:
         self.abandon()
         with self.lock:
             try:
-                if not failed:
-                    self.release_dead()
-                    if self.whole is not None:
-                        self.whole.end()
+                try:
+                    if not failed:
+                        self.release_dead()
+                        if self.whole is not None:
+                            self.whole.end()
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the first exception says more
+                        self.calls.end(True)  # or the next step could not begin
+                    raise
                 self.calls.end(failed)
             finally:
                 for record in self.records.values():

@@ -489,6 +489,24 @@ class Told(unittest.TestCase):
         step.end(True)
         self.assertEqual([("end", True)], calls.taken())  # a failed step is not measured
 
+    def test_errors_before_its_end(self):
+        """The library's step is ended as a failed one, or the next could not begin. The first error says more."""
+        for what, also in (("release", None), ("release", Error("neither")), ("measured", None)):
+            step, calls = new(budget=True)
+            with _step.InGroup(step, "g"):
+                handle = step.pack(torch.zeros(8) + 1)
+            record = handle.record
+            if what == "release":
+                del handle
+                calls.fail = Error("no")
+            else:
+                step.whole.end = mock.Mock(side_effect=Error("no"))
+            calls.taken()
+            end = mock.Mock(side_effect=also)
+            with mock.patch.object(calls, "end", end), self.assertRaisesRegex(Error, "^no$"):
+                step.end(False)
+            self.assertEqual(([mock.call(True)], True, None, {}), (end.mock_calls, step.over, record.memory, step.records))
+
     def test_marks(self):
         step, calls = new()
         with _step.InGroup(step, "g"):

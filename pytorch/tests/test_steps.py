@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import unittest
+from unittest import mock
 
 from common import DEVICE, plain, runtime, same, stowage, torch, under
 from stowage._record import Group, Handle, Kept, Record, Weak, storage_of
@@ -133,6 +134,19 @@ class Exceptions(unittest.TestCase):
                 rt._step.provide = provide
                 y.sum().backward()
             self.clean(rt)
+
+    def test_while_a_step_ends(self):
+        """The library's step ends, too, so that the next one can begin. Both are counted."""
+        for kind, what in (("offload", "release_dead"), ("budget", "release_dead"), ("budget", "end")):
+            with self.subTest(kind, what=what), runtime(kind) as rt:
+                with self.assertRaisesRegex(Broken, "^of its end$"), rt.step():
+                    with rt.group("a"):
+                        leaf(40, 40).exp().sum().backward()
+                    ends = rt._step if what == "release_dead" else rt._budget
+                    setattr(ends, what, mock.Mock(side_effect=Broken("of its end")))
+                delattr(ends, what)
+                self.clean(rt)
+                self.assertEqual(2, rt.stats()["steps"])
 
 
 class FailsOnce(nn.Module):
