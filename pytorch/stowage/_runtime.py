@@ -295,10 +295,10 @@ class Runtime:
             self._library.begin(key if known is None else f"{key}\x02{known.recorded}", step.stream)
         except TooSmall as e:
             raise self._explain(e) from None
-        self._step = step
-        profile = planner.record(known, step) if planner is not None and known is not None else None
-        hooks = torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack) if profile is None else profile.hooks(profile.pack_outside, profile.unpack_outside)
+        self._step, profile = step, None
         try:
+            profile = planner.record(known, step) if planner is not None and known is not None else None
+            hooks = torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack) if profile is None else profile.hooks(profile.pack_outside, profile.unpack_outside)
             with hooks:
                 yield
             self._step = self._now = None

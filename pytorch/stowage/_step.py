@@ -521,7 +521,7 @@ class Step:
                     record.before.clear()
                     record.drop_memory()
                 self.records, self.at, self.rows = {}, {}, {}
-        self.keep_views()
+                self.keep_views()
         if not failed and any_alive(self.held):
             raise Error("a stashed tensor is still held after its step, and the next step writes to its memory; clone() what a backward pass keeps")
 

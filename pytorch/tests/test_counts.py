@@ -269,6 +269,15 @@ class OfRows(unittest.TestCase):
             got = step.unpack(one) if failed else step.unpack(one).clone()
             step.end(failed)  # the user has an error already
             self.assertEqual(failed, bool(step.held))
+        step, calls = new()
+        self.rows(step, x, count)
+        one = step.pack(x)
+        calls.berths[1] = berth.data_ptr()
+        one.record.memory = None
+        got = step.unpack(one)
+        with mock.patch.object(calls, "end", side_effect=Error("no")), self.assertRaisesRegex(Error, "^no$"):
+            step.end(False)
+        self.assertTrue(any_alive(step.held), "or the library's end would free a berth that somebody reads")
 
     def test_held_in_a_cycle(self):
         """What only the collector has to find is not held."""

@@ -81,6 +81,18 @@ class Followed(unittest.TestCase):
                 self.fail("it began")
             self.assertIsNone(rt._step)
 
+    def test_a_step_that_cannot_be_recorded(self):
+        """The library's step is ended, and the next step is recorded."""
+        model = stack()
+        with runtime("budget") as rt:
+            rt.attach(model)
+            with mock.patch.object(rt._planner.units, "wrap_all", side_effect=ValueError("no")), self.assertRaisesRegex(ValueError, "^no$"), rt.step():
+                self.fail("it began")
+            self.assertEqual((None, None), (rt._step, rt._now))
+            with rt.step():
+                one_pass(model, 0)
+            self.assertEqual((1, 2), (rt._planner.keys[""].recorded, rt.stats()["steps"]))
+
     def test_weights_that_are_replaced(self):
         """The storages of weights are those that there are when a step begins."""
         model = nn.Linear(4, 4)
