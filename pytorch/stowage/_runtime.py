@@ -322,7 +322,12 @@ class Runtime:
             if step.raised is not None and type(e) is RuntimeError:
                 raise Error(step.raised) from None
             raise
-        self._check_rows(step)
+        try:
+            self._check_rows(step)
+        except BaseException:
+            if profile is not None:
+                profile.close()  # or a graph that is kept would hold what the step saved
+            raise
         self._check_policy()
         if planner is not None and known is not None and profile is not None:
             planner.learn(key, known, step, profile)

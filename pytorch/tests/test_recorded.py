@@ -166,6 +166,19 @@ class Followed(unittest.TestCase):
             self.assertEqual((None, {}, []), (p.step, p.numbered, p.made))
             self.assertEqual({None}, {c.again for c in p.calls})
 
+    def test_a_recorded_step_with_too_many_rows(self):
+        """Nothing of it is held by its graph, which somebody keeps, and the steps after it are left to the library."""
+        model, profiles, close = stack(), [], Profile.close
+        with runtime("budget", live=0.001) as rt, mock.patch.object(Profile, "close", lambda p: (profiles.append(p), close(p))):
+            rt.attach(model)
+            for overflows in (True, False):
+                with self.assertRaises(stowage.Overflow) if overflows else contextlib.nullcontext(), rt.step():
+                    x = rt.stash(leaf(100, 64) * 2, rows=torch.tensor(90), name="a")
+                    kept = model(torch.randn(3, 4, 8)).sum() + (x * x).sum()
+                    kept.backward(retain_graph=True)
+                self.assertEqual((2 - overflows, [], [None] * 3), (len(profiles), profiles[-1].made, [c.again for c in profiles[-1].calls[:3]]))
+            self.assertTrue(rt._planner.keys[""].by_library)
+
     def test_closed_at_its_end(self):
         for fails in (False, True):
             with contextlib.suppress(KeyError), stowage.Runtime(budget="1GiB", device="cpu") as rt:
