@@ -9,6 +9,7 @@ allocator's real peak with the budget:
 import contextlib
 import gc
 import unittest
+from unittest import mock
 
 from common import DEVICE, runtime, same, stowage, torch
 from stowage import _budget, _memory
@@ -417,6 +418,18 @@ class Alone(unittest.TestCase):
         b.end()
         self.assertEqual(5700, b.other)
         self.assertEqual(25600, library.limits[-1])  # nothing is saved
+
+    def test_rows_count_where_memory_has_nothing_that_is_saved(self):
+        """Rows that lie in place, and saved tensors, are part of the peak once."""
+        for measures, want in ((True, 1500), (False, 1740)):
+            library, memory = Fake(), Allocator(1000)
+            memory.includes_saved = measures
+            b = _budget.Budget(25600, memory, library, dict, lambda: 0)
+            with mock.patch.object(library, "usage", lambda: Usage(200, 40, 500, 0, 0, 0)):
+                b.begin("")
+                self.assertEqual((want, want, 25600 - want), (b.peak, b.step_peak or want, b.room()))
+                b.watch(False)
+                self.assertEqual(want, b.watched(None))
 
     def test_times_with_few_saved_tensors_do_not_count(self):
         """Everything else may take the memory of saved tensors once they are released."""

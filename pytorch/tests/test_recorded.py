@@ -17,8 +17,10 @@ from stowage._again import Refused, state
 from stowage._errors import Error, TooSmall, forget
 from stowage._planned import RECORDED
 from stowage._profile import Profile, Unit
+from stowage._record import storage_of
 from stowage._smaller import OutOfMemory
 from stowage._sparing import check_sparingly
+from stowage._step import Step
 from test_reports import Thing
 from torch import nn
 from zoo import leaf
@@ -195,6 +197,18 @@ class Followed(unittest.TestCase):
         del rt
         gc.collect()
         library.close.assert_called_once_with()
+
+    def test_closed_while_somebody_reads_a_berth(self):
+        """Its memory is the library's, which stays open then: also if a step is under way."""
+        for reads in (True, False):
+            library, memory = mock.Mock(), torch.zeros(8)
+            rt = stowage.Runtime(policy={"a": "stash"}, device="cpu", library=lambda *_: library)
+            rt._step = Step(library, CPU, 1, bool, None, set(), set(), rt._held)
+            rt._step.views[1] = storage_of(memory)
+            if not reads:
+                del memory
+            rt.close()
+            self.assertEqual(0 if reads else 1, library.close.call_count)
 
     def test_rows_that_are_never_stashed(self):
         """A report says so, and of those that are it does not."""
