@@ -359,8 +359,12 @@ class Numbers:
 
     def __enter__(self) -> None:
         if not self._then.items() <= self._attributes.items():
-            self._now = {name: self._attributes.get(name) for name in self._then}
+            self._now = {name: self._attributes.get(name, _absent) for name in self._then}
             self._attributes.update(self._then)
 
     def __exit__(self, *_: object) -> None:
-        self._attributes.update(self._now)
+        for name, x in self._now.items():
+            if x is _absent:
+                self._attributes.pop(name, None)
+            else:
+                self._attributes[name] = x

@@ -431,6 +431,17 @@ class Alone(unittest.TestCase):
                 b.watch(False)
                 self.assertEqual(want, b.watched(None))
 
+    def test_what_is_tried_counts_in_the_peak_alone(self):
+        library, memory = Fake(), Allocator(1000)
+        b = _budget.Budget(25600, memory, library, dict, lambda: 0)
+        b.begin("")
+        b.pause()
+        memory.hold(9000)
+        memory.hold(-9000)
+        b.resume()
+        b.before_call()
+        self.assertEqual((10000, 10000, 0), (b.peak, b.step_peak, max(b.needs())))
+
     def test_times_with_few_saved_tensors_do_not_count(self):
         """Everything else may take the memory of saved tensors once they are released."""
         library, memory = Fake(), Allocator(1000)

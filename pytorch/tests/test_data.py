@@ -340,6 +340,13 @@ class Cheap(unittest.TestCase):
         with Numbers(norm, {"eps": 1e-5}):
             norm.eps = 3.0
         self.assertEqual(3.0, norm.eps)
+        del norm.eps  # since its forward pass
+        for deletes in (False, True):
+            with Numbers(norm, then):
+                self.assertEqual(0.5, norm.eps)
+                if deletes:
+                    del norm.eps
+            self.assertEqual((False, True), (hasattr(norm, "eps"), norm.training))
 
     def test_written_over(self):
         """Whether a module writes over its input, and how it does not for a while."""
