@@ -112,6 +112,8 @@ class Graph:
                     if now != static:
                         raise Error(f"the graph was captured with the argument {static!r} and called with {now!r}; only tensors may change")
                 elif static is not now:
+                    if not isinstance(now, torch.Tensor):
+                        raise Error(f"the graph was captured with a tensor and called with {now!r} in its place; give a tensor of {static.dtype} {list(static.shape)}")
                     if static.shape != now.shape or static.dtype != now.dtype:
                         raise Error(f"the graph was captured with {static.dtype} {list(static.shape)} and called with {now.dtype} {list(now.shape)}")
                     static.copy_(now)

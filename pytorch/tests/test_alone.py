@@ -132,6 +132,7 @@ class Reruns(unittest.TestCase):
                     ((other,), "captured with 2 arguments and called with 1"),
                     ((other, 3.0), "captured with the argument 2.0 and called with 3.0; only tensors may change"),
                     ((torch.randn(4, 2), 2.0), r"captured with torch.float32 \[3, 2\] and called with torch.float32 \[4, 2\]"),
+                    ((5, 2.0), r"captured with a tensor and called with 5 in its place; give a tensor of torch.float32 \[3, 2\]"),
                     ((other.double(), 2.0), r"captured with torch.float32 \[3, 2\] and called with torch.float64 \[3, 2\]"),
                 ):
                     with self.assertRaisesRegex(Error, sentence):
