@@ -181,6 +181,18 @@ class Followed(unittest.TestCase):
                 self.assertEqual((2 - overflows, [], [None] * 3), (len(profiles), profiles[-1].made, [c.again for c in profiles[-1].calls[:3]]))
             self.assertTrue(rt._planner.keys[""].by_library)
 
+    def test_a_step_under_a_plan_that_fails(self):
+        """Its calls hold nothing, though somebody keeps their graph: a module that does would lead to itself."""
+        model = stack(Block, 2)
+        with planned(model, "whole") as rt:
+            train(model, one_pass, RECORDED + 1, rt)
+            with self.assertRaises(KeyError), rt.step():
+                kept = model(torch.randn(5, 8))
+                calls = [weak() for weak in rt._now.calls]
+                raise KeyError
+            self.assertIsNotNone(kept.grad_fn)
+            self.assertEqual([None] * 2, [call.inputs for call in calls])
+
     def test_closed_at_its_end(self):
         for fails in (False, True):
             with contextlib.suppress(KeyError), stowage.Runtime(budget="1GiB", device="cpu") as rt:
