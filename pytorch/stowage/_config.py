@@ -32,10 +32,10 @@ def size(value: Size, what: str) -> int:
     m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:i?B)?)\s*", value, re.IGNORECASE) if isinstance(value, str) else None
     if m is None or m[2].upper() not in _UNITS:
         raise Error(f"expected {what} in bytes or as a size such as \"60GiB\", got {value!r}")
-    n = int(float(m[1]) * _UNITS[m[2].upper()])
+    n = float(m[1]) * _UNITS[m[2].upper()]  # perhaps infinite
     if n >= 1 << 63:
         raise Error(f"expected a size as {what}, got {value!r}, which is too large")
-    return n
+    return int(n)
 
 
 def near(name: str, known: Iterable[str]) -> str:

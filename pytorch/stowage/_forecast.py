@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import textwrap
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
@@ -30,6 +29,7 @@ from ._planned import WORTH
 from ._profile import Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA
+from ._surroundings import Draws
 from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, by_default, copy_of, first, like, step, storages
 
 # cuBLAS has a workspace for each thread that calls it, which PyTorch's allocator holds: 32 MiB
@@ -269,11 +269,11 @@ def _library() -> Iterator[Library]:
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
     """Restores the states of random numbers. Those of GPUs are never used."""
-    python, numbers = random.getstate(), torch.get_rng_state()
+    others, numbers = Draws(()), torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(python)
+        others.set()
         torch.set_rng_state(numbers)
 
 

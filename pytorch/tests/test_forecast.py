@@ -14,6 +14,7 @@ import weakref
 from unittest import mock
 
 import families
+import numpy
 from blocks import Block, Layer, Stack, answer, stack
 from common import DEVICE, on_cpu, runtime, stowage, torch
 from fake import Fake
@@ -281,13 +282,13 @@ class Forecasts(unittest.TestCase):
 
     def test_nothing_of_the_model_changes(self):
         model, seen = Words(4), []
-        model.layers[0].register_forward_hook(lambda *_: seen.append(1) and None)
+        model.layers[0].register_forward_hook(lambda *_: seen.append(random.random() + numpy.random.random()))
         model.layers[1].eval()
         model.layers[0].table = [torch.ones(3)]
         torch.manual_seed(5)
         tensors = {n: (t, t.clone(), t._version) for n, t in [*model.named_parameters(), *model.named_buffers()]}
         model.head.weight.grad = torch.ones(40, 8)
-        example, state, python = tokens(), torch.get_rng_state(), random.getstate()
+        example, state, python, drawn = tokens(), torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1:3]
         before = {n: {k: id(v) for k, v in m.__dict__.items()} for n, m in model.named_modules()}
         modes = [m.training for m in model.modules()]
         got = stowage.plan(model, example, gpu="h100", budget="1GiB", autocast=torch.bfloat16)
@@ -299,6 +300,7 @@ class Forecasts(unittest.TestCase):
         self.assertTrue(torch.equal(model.head.weight.grad, torch.ones(40, 8)))
         self.assertTrue(torch.equal(state, torch.get_rng_state()))
         self.assertEqual(python, random.getstate())
+        self.assertEqual((drawn[0].tolist(), drawn[1]), (numpy.random.get_state()[1].tolist(), numpy.random.get_state()[2]))
         self.assertFalse(torch.is_autocast_enabled())
         self.assertTrue(torch.is_grad_enabled())
         with torch.no_grad():  # of the caller

@@ -80,6 +80,7 @@ class Wrong(unittest.TestCase):
             (lambda: R(10**30), ["too large"]),
             (lambda: R(1 << 63), ["got 9223372036854775808, which is too large"]),
             (lambda: R("8388608TiB"), ["got '8388608TiB', which is too large"]),
+            (lambda: R("9" * 400), ["999', which is too large"]),
             (lambda: R("9999999999999TiB"), ["got '9999999999999TiB', which is too large"]),
             (lambda: R(policy={}, recompute=False), ["recompute=False is for a budget", "beside policy; leave it out"]),
             (lambda: R(saved_limit=1, exact=False), ["exact=False is for a budget", "beside saved_limit"]),
