@@ -407,3 +407,19 @@ class Around(unittest.TestCase):
             self.assertEqual((True, False), (a.training, b.training))
             raise KeyError
         self.assertEqual((False, False), (a.training, b.training))
+
+    def test_weights_of_modes(self):
+        """Plain weights are what they were, for a while. Shards, which what is gathered takes the places of, are left alone."""
+
+        class Shard(nn.Parameter):
+            pass
+
+        for then, now, back in ((nn.Parameter, nn.Parameter, True), (Shard, nn.Parameter, False), (nn.Parameter, Shard, False)):
+            linear = nn.Linear(2, 2, bias=False)
+            was, other = (kind(torch.zeros(2, 2)) for kind in (then, now))
+            linear._parameters["weight"] = was
+            modes = [_surroundings.mode_of(linear)]
+            linear._parameters["weight"] = other
+            with _surroundings.modes_again(modes):
+                self.assertIs(was if back else other, linear.weight)
+            self.assertIs(other, linear.weight)

@@ -303,13 +303,13 @@ class Data(Unseen):
         before = _before.Before([module])
         self.assertTrue(before.same([module]))
         module.own["list"].append("first")
-        module.own["dict"]["first"] = 1
+        module.own["dict"].update({"first": 1, "next": 2})
         self.assertFalse(before.same([module]))
         with before:
             self.assertEqual([len(many)] * 2, [len(x) for x in module.own.values()])
             module.own["list"] += ["second", "second"]
             module.own["dict"]["second"] = 2
-        self.assertEqual(([*many, "first"], [*many, "first"]), (module.own["list"], list(module.own["dict"])))
+        self.assertEqual(([*many, "first"], [*many, "first", "next"]), (module.own["list"], list(module.own["dict"])))
 
 
 class Results(Unseen):
