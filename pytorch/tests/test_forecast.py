@@ -450,7 +450,7 @@ class Policies(unittest.TestCase):
         self.assertEqual(got.to_dict(), json.loads(got.to_json()))
         with tempfile.TemporaryDirectory() as folder:  # a GPU whose link and memory are slow
             file = pathlib.Path(folder, "mine.json")
-            file.write_text(json.dumps({"name": "mine", "memory_bytes": 10**9, "usable_bytes": 9 * 10**8, "flops": {"bf16": 1e14}, "hbm": 1e11, "host_out": 1, "host_in": 1}))
+            file.write_text("\n " + json.dumps({"name": "mine", "memory_bytes": 10**9, "usable_bytes": 9 * 10**8, "flops": {"bf16": 1e14}, "hbm": 1e11, "host_out": 1, "host_in": 1}))
             slow = stowage.plan(self.model, self.example, gpu=str(file), budget=size)
         self.assertEqual("mine", slow.gpu)
         self.assertFalse(slow.plan.offloaded)

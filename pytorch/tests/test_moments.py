@@ -238,6 +238,14 @@ class Moments(unittest.TestCase):
             self.assertEqual({units[0]: Choice(lean=True, kept=frozenset({_plan.CAST})), units[2]: Choice(whole=True)}, got.choices)
             self.assertEqual((1016, 10**9 - 5 * 10**5), (got.answer["peak"], got.answer["step_ns"]))
 
+            def held(choices):
+                casting = sum(c.lean and _plan.CAST not in c.kept for c in choices.values())
+                return 100 if casting else 101
+
+            with mock.patch.object(m, "most_held", held), mock.patch.object(m, "most_kept", lambda _: 0):
+                got = m.spared(plan, 100)  # in the last, whose backward pass is first
+            self.assertEqual({units[0]: Choice(lean=True), units[2]: Choice(whole=True)}, got.choices)
+
     def test_room_and_weights_that_autocast_keeps(self):
         """They take room while the forward pass runs: other cheap parts are not kept in their place."""
         with recorded(stack(Block, 4)) as (rt, (m, *_)):
