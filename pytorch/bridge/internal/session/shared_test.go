@@ -222,3 +222,28 @@ func TestAStorageTwiceInAGroup(t *testing.T) {
 		p.close()
 	}
 }
+
+// SPEC S6.4: once a step is planned, a storage stays that any of its groups says must, though the
+// one before it did not say so. One of the same size that need not leaves.
+func TestSharedStoragesThatStay(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Limit: 9000, Links: fast})
+	for step := range 4 {
+		p.begin("a")
+		stays, leaves := p.fresh(0, 3000, 0), p.fresh(0, 3000, 0)
+		p.ok(p.save("mlp", []*record{stays}, false))
+		p.ok(p.save("mlp", []*record{stays}, true))
+		p.ok(p.save("mlp", []*record{leaves}, false))
+		for range 4 {
+			p.ok(p.save("attn", []*record{p.fresh(0, 1000, 0)}, false))
+		}
+		if step > 0 && (stays.mem == nil || leaves.mem != nil) {
+			t.Errorf("step %d: the storage that stays is here: %t; the other one: %t", step, stays.mem != nil, leaves.mem != nil)
+		}
+		for i := len(p.open) - 1; i >= 0; i-- {
+			p.ok(p.load(p.open[i]))
+			p.ok(p.release(p.open[i]))
+		}
+		p.ok(p.end(false))
+	}
+	p.close()
+}
