@@ -181,6 +181,14 @@ class Devices(unittest.TestCase):
                 self.assertEqual([("synchronize", GPU)], gpu.said())
                 self.assertLess(clock.behind()[0], 1)
                 self.assertEqual([("synchronize", GPU)], gpu.said())
+            for passed, idle in (((True, True, False), True), ((True, False, False), False), ((True, False), False)):  # when the host made the next stamp
+                events = [mock.Mock(**{"query.return_value": p}) for p in (*passed, False)]
+                with mock.patch.object(torch.cuda, "Event", side_effect=events):
+                    clock = Clock(GPU)
+                    for _ in events:
+                        clock.stamp()
+                    self.assertEqual(idle, clock.behind()[1], passed)
+            gpu.said()
             Stopwatch(GPU).seconds()
             self.assertEqual([("synchronize", GPU)] * 2, gpu.said())
             Stopwatch(CPU).seconds(), Clock(CPU).fill()

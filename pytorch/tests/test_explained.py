@@ -6,10 +6,12 @@ import weakref
 from unittest import mock
 
 from common import DEVICE, torch
+from noted import new
 from stowage import _explain, _memory
 from stowage._explain import _Scene
 from stowage._explanation import Explanation
-from stowage._record import version_of
+from stowage._record import storage_of, version_of
+from stowage._step import InGroup
 from torch import nn
 
 
@@ -63,6 +65,17 @@ class Scenes(unittest.TestCase):
             ledger.return_value = mock.Mock(unread=3, held={}, counted=False, total=lambda: 0)
             scene._count(Explanation(), torch.device("cpu"), _memory.Picture())
         self.assertIn("3 tensors could not be read", scene.notes)
+
+    def test_memory_that_is_replaced(self):
+        """What the library may still read counts, beside what took its place."""
+        step, _ = new()
+        with InGroup(step, "g"):
+            handle = step.pack(torch.zeros(8) + 1)
+        handle.record.provide(storage_of(torch.zeros(8)))
+        scene, out = _Scene(None, None), Explanation()
+        scene.step = step
+        scene._count(out, torch.device("cpu"), _memory.Picture())
+        self.assertEqual((64, [64], 0), (out.held["saved"], [s.bytes for s in out.saved], out.offloaded))
 
     def test_what_is_given(self):
         model = nn.Linear(2, 2)

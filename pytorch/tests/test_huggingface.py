@@ -81,6 +81,20 @@ class HuggingFace(Both, Case):
             self.keys.clear()
             self.ends.clear()
 
+    def test_a_run_that_is_begun_again(self):
+        """With a smaller batch, for example, after memory ran out outside of a pass: the step that was left open is abandoned."""
+        net = Net()
+        trainer = self.trainer(net)
+        steps = self.make(net, trainer, **OPTIONS)
+        callback = huggingface._Callback(trainer, steps)
+        for _ in range(2):
+            callback.on_train_begin(trainer.args, None, None, model=net, optimizer=None)
+            self.assertEqual((False, False), (steps.is_open, under_way(steps.runtime)))
+            steps.pass_begins(4)
+        steps.abandon()
+        self.keys.clear()
+        self.ends.clear()
+
     def test_stopped_within_an_accumulation(self):
         def stop(control):
             control.should_training_stop = True

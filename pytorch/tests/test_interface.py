@@ -71,6 +71,9 @@ class Records(unittest.TestCase):
             p.unpack_outside(h)
         self.assertEqual(["take", "give"], [kind for kind, _, _ in p.ops])
         self.assertEqual(32, p.most_outside())
+        p.weights.add(_again.storage_of(weight)._cdata)  # of which products save views
+        self.assertEqual(0, p.pack_outside(weight[:4])[1])
+        self.assertEqual(32, p.most_outside())
 
     def test_compiled(self):
         """Bytes that compiled blocks save beside what calls are given."""

@@ -210,6 +210,14 @@ class Writes(Unseen):
                 module.table[-1] += 1
                 self.assertEqual(want, contents.written())
 
+    def test_arrays_of_objects(self):
+        """Such an array is no data: it may have anything that a block makes when it is called first."""
+        module = nn.Identity()
+        module.table = numpy.array([None, module], object)
+        contents = Contents([module])
+        module.table[0] = {}
+        self.assertEqual("", contents.written())
+
 
 class Data(Unseen):
     """Data that is put back in recorded steps, too."""
