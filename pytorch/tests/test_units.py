@@ -2,10 +2,12 @@
 
 import collections
 import dataclasses
+import gc
 import types
 import unittest
+import weakref
 
-from blocks import Attention, Block, Layer, Stack, stack
+from blocks import Attention, Block, Layer, Stack, one_pass, stack
 from common import runtime, stowage, torch
 from stowage import _units
 from stowage._attach import called, listed
@@ -244,6 +246,19 @@ class Found(unittest.TestCase):
             self.assertEqual([""], [*rt.stats()["plans"]])
             other.detach()
             self.assertEqual({}, rt.stats()["plans"])
+
+    def test_a_model_that_is_detached_is_not_held(self):
+        """Neither by the runtime nor by what attach() returned, which somebody keeps."""
+        for options in ({"kind": "budget"}, {}):
+            with runtime(**options) as rt:
+                model = stack()
+                alive, kept = weakref.ref(model), rt.attach(model, {"*": "a"})
+                with rt.step():
+                    one_pass(model, 0)
+                kept.detach()
+                del model
+                gc.collect()
+                self.assertIsNone(alive())
 
     def test_parts_know_their_block(self):
         model = Stack(Layer(), Layer())
