@@ -56,6 +56,8 @@ class Ledgers(unittest.TestCase):
         ledger = _explain.Ledger([(0, 50), (100, 20)], torch.device("cpu"))
         self.assertEqual(0, ledger.take("weights", [torch.empty(0), None]))
         self.assertEqual(0, sum(ledger.held.values()))
+        of = lambda at: types.SimpleNamespace(data_ptr=lambda: at, nbytes=lambda: 8)
+        self.assertEqual([0, 0, 20, 0, 0], [ledger.take_storage("weights", of(at)) for at in (50, 99, 119, 100, 120)])  # none behind a block, and none twice
 
 
 class Scenes(unittest.TestCase):

@@ -1,14 +1,17 @@
 """What steps under any plan hold, beside what is forecast, on random models. SPEC S8.6."""
 
+import collections
 import contextlib
 import random
 import unittest
 from unittest import mock
 
+import blocks
+from blocks import recorded, stack
 from common import DEVICE, runtime, torch
 from stowage import _step
 from stowage._key import SLACK
-from stowage._measured import KEEP, Choice
+from stowage._measured import CAST, KEEP, Choice
 from stowage._plan import Plan
 from stowage._planned import RECORDED
 from test_peaks import Allocator
@@ -186,6 +189,25 @@ class Bounds(unittest.TestCase):
         for norm in (lambda: nn.GroupNorm(4, 16), lambda: nn.BatchNorm2d(16)):
             torch.manual_seed(1)
             self.check(Convolutions(norm), torch.randn(2, 3, 16, 16), 1, plans=10)
+
+
+class Cached(unittest.TestCase):
+    def test_until_the_backward_pass_begins(self):
+        """Autocast keeps what it cast until then, whether or not anything is saved outside of blocks."""
+        with recorded(stack(blocks.Block, 3)) as (_, (m, *_)):
+            p = m._profile
+            for outside in (True, False):
+                if not outside:
+                    kept = [(op, mark) for op, mark in zip(p.ops, p.marks) if op[0] not in ("take", "give")]
+                    p.ops[:], p.marks[:], p.held_then, m._most = [op for op, _ in kept], [mark for _, mark in kept], collections.defaultdict(int), None
+                choices, moments = {part.unit: Choice(lean=True) for part in m.parts.values()}, []
+                for cached in (0, 8):
+                    for call, part in m.parts.items():
+                        m.parts[call] = part._replace(cached=cached, kinds={**part.kinds, CAST: 8})
+                    moments.append([n for n, _ in m._moments(choices)])
+                backward = 1 + [kind for kind, _, _ in p.ops].index("load")  # the first is that of the beginning
+                self.assertEqual(moments[0][backward:], moments[1][backward:])
+                self.assertEqual(24, max(b - a for a, b in zip(*moments)))
 
 
 if __name__ == "__main__":

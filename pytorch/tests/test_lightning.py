@@ -1,6 +1,7 @@
 """Stowage in Trainer of Lightning. SPEC S6.4."""
 
 import pickle
+import types
 import unittest
 from unittest import mock
 
@@ -119,6 +120,13 @@ class Lightning(Both, Case):
         net = Net()
         self.fit(net, [steps])
         self.ended(steps)
+
+    def test_passes_to_the_next_update(self):
+        """Those of an epoch's end are fewer, if it is known where that is."""
+        for every, last, want in ((1, 5, [1, 1, 1, 1, 1]), (3, 5, [3, 2, 1, 2, 1]), (4, float("inf"), [4, 3, 2, 1, 4]), (4, 2, [2, 1])):
+            for automatic in (True, False):
+                trainer, module = types.SimpleNamespace(accumulate_grad_batches=every, num_training_batches=last), types.SimpleNamespace(automatic_optimization=automatic)
+                self.assertEqual(want if automatic else [1] * len(want), [lightning._passes(trainer, module, i) for i in range(len(want))])
 
     def test_too_old(self):
         with mock.patch.object(self.pl, "Callback", create=True):
