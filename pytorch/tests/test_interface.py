@@ -1,5 +1,6 @@
 """Records, bits, settings, the interface of the library and who holds memory, each on its own. The GPU and other libraries are played."""
 
+import collections
 import contextlib
 import copy
 import ctypes
@@ -470,6 +471,13 @@ class Counting(unittest.TestCase):
             state.restore()
             self.assertEqual("", state.changed())
         self.assertEqual((3, "x", [1], {"a": 1}, {5}), (m[0].count, m[0].name, m.seen, m[0].table, m.some))
+        m.some = collections.deque([1, 2], 5)
+        state = _units.Attributes(m.modules())
+        for change in (m.some.clear, lambda: m.some.append(3), lambda: m.some.__setitem__(0, 4)):
+            change()
+            state.restore()
+            self.assertEqual(([1, 2], 5), ([*m.some], m.some.maxlen))
+        state = _units.Attributes(m.modules())
         m.eval()  # modes are no state
         self.assertEqual("", state.changed())
 

@@ -432,6 +432,16 @@ class Profiles(unittest.TestCase):
             y.sum().backward()
             self.assertEqual(((False, False) if why else (None, None), why, "resume", False), ((u.whole, u.lean), u.why, self.log[-1], p.step.quiet))
 
+    def test_what_is_tried_where_memory_is_tight(self):
+        """A second pass that needs what is away comes back first needs room for that, too; without it, it is tried sparingly."""
+        for room, away, want in ((125, 0, "whole lean"), (124, 0, ""), (175, 50, "whole lean"), (174, 50, "sparingly"), (124, 50, "")):
+            p, tried = self.profile(), []
+            with mock.patch.multiple(p, sizes=lambda call: (100, away), room=lambda: room, check_whole=lambda *_: tried.append("whole"), check_lean=lambda *_: tried.append("lean")):
+                with mock.patch.object(_profile, "check_sparingly", lambda *_: tried.append("sparingly")):
+                    u, y = self.run_block(p, Block())
+                    y.sum().backward()
+            self.assertEqual((want, {("block", 0): (100, room, away)}), (" ".join(tried), p.rooms))
+
     def test_retained_before(self):
         """A call whose graph is not retained does not take back what another said."""
         p = self.profile()

@@ -92,6 +92,12 @@ class Compare(unittest.TestCase):
         self.assertEqual([(6, 7), (10, 11), (14, 15)], [s.after for s in made.values()])
         self.assertEqual((0.5, 0.0), (made[0.5].share, Smaller(0, 0, (0, 1), (0, 1)).share))
 
+    def test_outputs_are_not_counted(self):
+        """They stay for the next block in any case."""
+        form = lambda x: self.linear(x).exp().tanh()  # each saves its result
+        made, refused = self.run_compare({0.5: form}, own=form, budgets=(0.5,))
+        self.assertEqual(({}, 4 * 8 * 4, 0), (refused, made[0.5].saved, made[0.5].dropped))
+
     def test_more_is_not_less(self):
         made, _ = self.run_compare({0.5: self.form(9)}, budgets=(0.5,))
         self.assertEqual(0, made[0.5].dropped)
