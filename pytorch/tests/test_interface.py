@@ -140,7 +140,7 @@ class Bits(unittest.TestCase):
             d._by = torch.randint(-(2**62), 2**62, (max(most, 256),), generator=torch.Generator().manual_seed(1))
             for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool):
                 t = torch.randn(6, 5, 4).to(dtype)
-                for v in (t, t.transpose(0, 2), t[1:, ::2], t[:, None].expand(6, 3, 5, 4), t[0, 0, 0]):
+                for v in (t, t.transpose(0, 2), t[1:, ::2], t[:, None].expand(6, 3, 5, 4), t[:, None].expand(6, 2, 5, 4), t[0, 0, 0]):
                     flat = sum((p.reshape(-1).tolist() for p in _bits.pieces(v, most)), [])
                     self.assertEqual([x for x in (v[:, :1] if v.dim() == 4 else v).reshape(-1).tolist()], flat)
                     self.assertTrue(all(p.numel() <= most for p in _bits.pieces(v, most)))

@@ -13,8 +13,8 @@ from unittest import mock
 from common import DEVICE
 from stowage import _measured, _plan
 from stowage._errors import TooSmall
-from stowage._measured import CAST, Choice
-from stowage._plan import Plan, agree, best, measured
+from stowage._measured import CAST, KEEP, Choice, Part
+from stowage._plan import Plan, agree, best, measured, settle
 from stowage._profile import Profile
 from tables import Table
 from test_reports import Thing
@@ -259,6 +259,25 @@ class Divisions(Table):
                 with mock.patch.object(_measured, "NOTICED", 0 if seed % 2 else 10**12):
                     lines += self.played(seed)
         self.compare("divisions", lines)
+
+
+class Alone(unittest.TestCase):
+    def test_units_that_could_not_be_tried(self):
+        """Equal ones speak for them: one that cannot be recomputed is enough, and those that were tried keep what they said."""
+        for said, want in (("?", "?"), ("+?", "++"), ("-?", "--"), ("+-?", "+--"), ("+", "+"), ("?-+?", "--+-")):
+            for attribute in ("whole", "lean"):
+                of = {"?": None, "+": True, "-": False}
+                units = [types.SimpleNamespace(**{"kind": int, "whole": None, "lean": None, attribute: of[c]}) for c in said]
+                others = types.SimpleNamespace(kind=str, whole=True, lean=False)
+                settle([*units, others])
+                self.assertEqual([of[c] for c in want], [getattr(u, attribute) for u in units])
+                self.assertEqual((True, False), (others.whole, others.lean))
+
+    def test_what_is_held_again(self):
+        """What a call may hold more if its second pass is left out: the most that this may free, without what it keeps if it ends earlier."""
+        part = Part(None, 0, 600, 300, 50, 0, {"a": 400, "b": 200}, 70, little=9, most=940)
+        whole, ends, lean = Choice(whole=True), Choice(whole=True, first=3), Choice(lean=True)
+        self.assertEqual([949, 879, 349, 279, 949 - 839, 0], [part.back(c, to) for c, to in ((whole, KEEP), (ends, KEEP), (whole, lean), (ends, lean), (whole, ends), (KEEP, KEEP))])
 
 
 if __name__ == "__main__":
