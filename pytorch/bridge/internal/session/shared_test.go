@@ -247,3 +247,25 @@ func TestSharedStoragesThatStay(t *testing.T) {
 	}
 	p.close()
 }
+
+// SPEC S6.4: of a storage that was saved before only the number is read, whatever else is said of it.
+func TestOnlyNumbersOfSharedStorages(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1})
+	p.begin("a")
+	rows, plain := p.fresh(0, 24*40, 24), p.fresh(0, 100, 0)
+	rows.rows = 30
+	p.ok(p.save("moe", []*record{rows, plain}, false))
+	n, returned, err := p.s.Save("fc2", []Storage{{ID: rows.id, Address: 1, Bytes: 1, Rows: 3}, {ID: plain.id, Address: 1, Bytes: 1, Rows: 3, RowBytes: 7}})
+	p.ok(err)
+	p.free(returned)
+	p.ok(p.load(p.open[0]))
+	p.ok(p.release(p.open[0]))
+	if _, err := p.s.Rows(rows.id); err != nil {
+		t.Error(err)
+	}
+	returned, err = p.s.Release(n)
+	p.ok(err)
+	p.free(returned)
+	p.ok(p.end(false))
+	p.close()
+}
