@@ -105,6 +105,13 @@ func TestChooseWithinHostMemory(t *testing.T) {
 			t.Errorf("%+v: %+v", x, err)
 		}
 	}
+	s := opened(t, fmt.Sprintf(`{"device": "cpu", "host": %d}`, int64(1)<<60), nil)
+	const size = 100_000_000_000_000 // more than any machine has
+	request := strings.ReplaceAll(describedStep(11*size/10, `, "links": {"out": 1e12, "in": 1e12}`), "100,", fmt.Sprintf("%d,", size))
+	var small *TooSmall
+	if _, err := s.Choose(strings.Replace(request, "100]", fmt.Sprintf("%d]", size), 1)); !errors.As(err, &small) || !small.HostFull {
+		t.Errorf("storages that are larger than the machine's host memory: %v", err)
+	}
 }
 
 // A session that moves nothing measures its links when a request needs them, once in a
