@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // SPEC S6.4: what a backward pass needs at once is not worth a berth, as long as it is no
@@ -94,4 +96,37 @@ func TestNotWorthBerthsInAnyOrder(t *testing.T) {
 	if stayed == 0 {
 		t.Error("nothing stayed")
 	}
+}
+
+// SPEC S6.4: a step without rows, such as one of other data under the same key, says nothing of
+// those that have some.
+func TestStepsWithoutRowsTeachNothing(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1})
+	for i, stashed := range []int{3, 0, 2, 2} { // the last is needed at once, as the first step shows
+		p.begin("a")
+		for range 3 {
+			row := 24
+			if i == 1 {
+				row = 0
+			}
+			r := p.fresh(0, 24*40, row)
+			r.rows = 40
+			p.ok(p.save("moe", []*record{r}, false))
+		}
+		got := 0
+		for _, r := range p.s.order {
+			if r.choice == memory.Stash {
+				got++
+			}
+		}
+		if got != stashed {
+			t.Errorf("step %d stashed %d storages; want %d", i, got, stashed)
+		}
+		for n := 2; n >= 0; n-- {
+			p.ok(p.load(p.open[n]))
+		}
+		p.ok(p.end(false))
+		p.check()
+	}
+	p.close()
 }
