@@ -14,6 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
+	"github.com/stowage-dev/stowage/internal/nccl"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -41,6 +42,31 @@ func TestEndsThatFail(t *testing.T) {
 		if got := strings.Join(ends, " "); got != x.calls {
 			t.Errorf("%q fails: it ends by %s, want %s", x.kinds, got, x.calls)
 		}
+	}
+}
+
+// busy is a library whose communicator has a call that is never over.
+type busy struct {
+	Library
+	calls []string
+}
+
+func (b *busy) call(name string) error {
+	b.calls = append(b.calls, name)
+	return nil
+}
+
+func (b *busy) Poll(nccl.Comm) (bool, error) { return false, nil }
+func (b *busy) Finalize(nccl.Comm) error     { return b.call("finalize") }
+func (b *busy) Destroy(nccl.Comm) error      { return b.call("destroy") }
+func (b *busy) Abort(nccl.Comm) error        { return b.call("abort") }
+
+// A communicator that does not end by itself in time is aborted: to destroy it would wait for ever.
+func TestEndThatDoesNotCome(t *testing.T) {
+	lib := &busy{}
+	g := &group{w: &world{lib: lib}, gone: make(chan struct{})}
+	if err := g.end(false, 0); err != nil || strings.Join(lib.calls, " ") != "finalize abort" || !g.isDead() {
+		t.Errorf("it ends by %q: %v", lib.calls, err)
 	}
 }
 

@@ -178,12 +178,12 @@ func (g *group) kill() error {
 const mostEnding = 10 * time.Second
 
 // end ends the communicator after its calls, or at once if it has failed or does not end by
-// itself: another rank may have aborted it, which made a call more than this one.
-func (g *group) end(failed bool) error {
+// itself within some time: another rank may have aborted it, which made a call more than this one.
+func (g *group) end(failed bool, within time.Duration) error {
 	if failed {
 		return g.kill()
 	}
-	limit := time.Now().Add(mostEnding)
+	limit := time.Now().Add(within)
 	err := g.guard(func() error { return g.w.lib.Finalize(g.c) })
 	if err == nil {
 		err = g.settle(func() bool { return time.Now().After(limit) })

@@ -280,7 +280,7 @@ func (w *world) close() error {
 		g.mu.Lock()
 		lost := g.lost != nil
 		g.mu.Unlock()
-		if e := g.end(lost || failed); !failed {
+		if e := g.end(lost || failed, mostEnding); !failed {
 			err = errors.Join(err, e)
 		}
 	}
