@@ -103,6 +103,33 @@ func TestScheduleRunsNoMoreThanAskedFor(t *testing.T) {
 	}
 }
 
+// Events that a graph records have the times of its last replay, in every order.
+func TestScheduleTakesTimesInGraphs(t *testing.T) {
+	for _, s := range []*check.Schedule{nil, {}, {Seed: 1}, {Seed: 5}} {
+		_, err := run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
+			from, to := w.event(device.Timing), w.event(device.Timing)
+			w.a.BeginCapture()
+			w.a.Record(from)
+			w.a.Fill(w.host.All(), 1)
+			w.a.Record(to)
+			g, err := w.a.EndCapture()
+			must(err)
+			for range 2 {
+				w.a.Replay(g)
+				must(w.a.Sync())
+				took, err := to.Since(from)
+				if err != nil || took < 0 {
+					t.Errorf("%+v: a replay took %v, %v", s, took, err)
+				}
+			}
+			must(g.Close())
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // sneaky reads src without declaring it, so that only a schedule can tell.
 var sneaky = &device.Kernel{Name: "sneaky", Go: func(l *device.Launch) {
 	a := l.Args()
