@@ -6,7 +6,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // rope64 rotates rows of cols numbers by the definition.
@@ -69,5 +71,36 @@ func TestRopeRefuses(t *testing.T) {
 		bad := good
 		change(&bad)
 		wantPanic(t, name, func() { Rope(y, bad) })
+	}
+}
+
+// The kernel for vectors is taken if every pair of columns of every head lies in whole vectors.
+func TestRopeInVectors(t *testing.T) {
+	_, b := trialMemory(t)
+	launch := func(number kernels.Number, heads, head, at, width, cols int, table memory.Bytes) *device.Kernel {
+		l := ropeLaunch(Rotation{
+			X:     Matrix{Range: b.Slice(0, 2*memory.Bytes(cols)*number.Size()), Type: number, Rows: 2, Cols: cols},
+			Heads: heads, Head: head, At: at, Width: width, Seq: 2, Table: b.Slice(4096+table, memory.Bytes(8*width)),
+		})
+		return l.Kernel
+	}
+	for _, x := range []struct {
+		number                       kernels.Number
+		heads, head, at, width, cols int
+		table                        memory.Bytes
+		wide                         bool
+	}{
+		{kernels.BF16, 2, 16, 0, 16, 32, 0, true},
+		{kernels.BF16, 2, 24, 8, 16, 48, 0, true},
+		{kernels.F32, 2, 16, 0, 16, 32, 0, false},
+		{kernels.BF16, 2, 20, 0, 16, 40, 0, false}, // the second head begins inside of a vector
+		{kernels.BF16, 2, 24, 4, 16, 48, 0, false}, // so do the columns of a head
+		{kernels.BF16, 2, 16, 0, 8, 32, 0, false},  // so do the second ones of the pairs
+		{kernels.BF16, 2, 16, 0, 16, 36, 0, false}, // so does the second row
+		{kernels.BF16, 2, 16, 0, 16, 32, 4, false}, // so does the table
+	} {
+		if k := launch(x.number, x.heads, x.head, x.at, x.width, x.cols, x.table); (k == &ropeKernels.wide) != x.wide {
+			t.Errorf("%+v: %s", x, k.Name)
+		}
 	}
 }
