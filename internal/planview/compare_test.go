@@ -3,12 +3,14 @@ package planview
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/internal/plaintext"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // twoReports are small and made by hand: the second moves a group to the host
@@ -49,6 +51,15 @@ func TestCompareText(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Check(t, "compare.json", string(text)+"\n")
+}
+
+// What has a name several times is added up, on both sides.
+func TestDifferencesAddUp(t *testing.T) {
+	of := func(c Cause) (string, memory.Bytes) { return c.Name, c.Bytes }
+	got := differences([]Cause{{Name: "x", Bytes: 1}, {Name: "x", Bytes: 2}}, []Cause{{Name: "x", Bytes: 4}, {Name: "y"}, {Name: "x", Bytes: 8}}, of)
+	if want := []Difference{{Name: "x", A: 3, B: 12, More: 9}}; !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 }
 
 // No report makes the comparison panic.
