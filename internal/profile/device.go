@@ -50,7 +50,6 @@ func (d *profiled) Close() error {
 	for _, e := range d.all {
 		errs = append(errs, e.Close())
 	}
-	d.all, d.free, d.pending = nil, nil, nil
 	return errors.Join(append(errs, d.Device.Close())...)
 }
 
