@@ -41,6 +41,12 @@ func TestRingTable(t *testing.T) {
 	if r.TightRows() != 65536 || r.Rows() != 262144 {
 		t.Errorf("with two experts a rank %d rows are enough, want 65536", r.TightRows())
 	}
+	for k, ok := range map[int]bool{1: true, 8: true, 9: false} { // of 4 experts on each of 2 ranks
+		x := Ring{Batch: 1, Seq: 1, TopK: k, EP: 2, LocalExperts: 4, Width: 1, ElementBytes: 1, Layers: 1}
+		if err := x.Check(); (err == nil) != ok {
+			t.Errorf("%d of 8 experts: %v", k, err)
+		}
+	}
 	if err := (Ring{Batch: 2}).Check(); err == nil {
 		t.Error("a ring without a sequence is accepted")
 	}

@@ -44,7 +44,7 @@ func (d *dims) stash(w *walk) stash {
 				received, balanced := d.load()
 				even := memory.Bytes(float64(g.Bytes) * balanced / received)
 				demand[i] += schedule.PagesOf(page, even)
-				set += max(g.Bytes, memory.Bytes(math.Ceil(float64(even)*max(o.RankCapacity, 1))))
+				set += max(g.Bytes, memory.Bytes(math.Ceil(float64(even)*o.RankCapacity)))
 			}
 			out.sets = max(out.sets, stashSets*set)
 		}
