@@ -111,6 +111,8 @@ func TestParse(t *testing.T) {
 		{`{"bf16":1e14}`, `{"bf16":1e14,"fp8":-1}`, `"flops" of "fp8" is -1`},
 		{`"mine"`, `""`, `"name" is missing`},
 		{`"host_out":2e10`, `"host_out":2e10,"host_both":9e10`, `"host_both"`},
+		{`"host_out":2e10`, `"host_out":1e10,"host_both":3.2e10`, `"host_both" 3.2e+10 is more than "host_out" and "host_in" together`},
+		{`"host_out":2e10`, `"host_out":3e10,"host_both":5.2e10`, `"host_both" 5.2e+10 is more`},
 		{`"host_out":2e10`, `"host_out":2e10,"usable_bytes":48000000001`, `"usable_bytes" 48000000001 is more`},
 		{`}}`, `}`, `hardware file:`},
 		{`2.1e10}`, `2.1e10} {}`, `more follows`},

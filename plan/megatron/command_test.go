@@ -170,6 +170,13 @@ srun python pretrain_gpt.py --world $((SLURM_NNODES*8)) --bf16`, "bf16= nnodes=4
 	}
 }
 
+// An empty value is a word of its own.
+func TestCommandLineOfAnEmptyValue(t *testing.T) {
+	if got, want := CommandLine([]string{"--a", "", "b c", "--d"}), "--a '' 'b c' \\\n--d"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // A shell reads the same values from what is written, whatever the values.
 func TestCommandLineRoundTrip(t *testing.T) {
 	value := rapid.StringMatching(`[a-zA-Z0-9_.,'"$#|()*\\;&!+=:/-][a-zA-Z0-9 _.,'"$#|()*\\;&!+=:/]{0,8}`)
