@@ -23,7 +23,9 @@ func TestBoundsOfRows(t *testing.T) {
 		{Ring, 2, 2, 0, 16, 32, 32},
 		{Ring, 2, 2, 1, 8, 16, 16}, // 8 rows of an expert from all ranks
 		{Ring, 2, 2, 0.5, 4, 8, 8},
-		{AllToAll, 1, 2, 0.25, 4, 4, 4}, // one rank with all experts, one row of each
+		{AllToAll, 2, 2, 0.6, 6, 12, 12}, // 2.4 rows of an expert from each rank
+		{Ring, 2, 2, 0.6, 6, 10, 10},     // 4.8 rows of an expert from all ranks
+		{AllToAll, 1, 2, 0.25, 4, 4, 4},  // one rank with all experts, one row of each
 	} {
 		d := &dispatcher{how: x.how, ranks: x.ranks, experts: 4, topK: x.topK, tokens: 8, capacity: x.capacity}
 		if sent, worst, padded := d.mostSent(), d.Worst(), d.Padded(); sent != x.sent || worst != x.worst || padded != x.padded {
