@@ -63,6 +63,9 @@ func attempt(t *testing.T, c Config, faults ...check.Fault) *trial {
 		panic(fmt.Sprintf("%+v: a run hangs", faults)) // with the stacks of all ranks
 	}
 	for i, d := range x.devs {
+		if err := d.(interface{ Left() error }).Left(); err != nil {
+			t.Errorf("%+v: device %d: %v", faults, i, err)
+		}
 		for k, u := range d.Memory().Kind {
 			if u.Current != 0 {
 				t.Errorf("%+v: device %d leaves %v of %s memory", faults, i, u.Current, memory.Kind(k))

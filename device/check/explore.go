@@ -29,7 +29,7 @@ func On(open func() (device.Device, error), work func(d device.Device) error) Pr
 		d := c.Wrap(inner)
 		defer func() {
 			// After a failure, what was not closed or freed says nothing new.
-			left := d.(*dev).left()
+			left := d.(*dev).Left()
 			if e := d.Close(); err == nil {
 				err = errors.Join(e, left)
 			}

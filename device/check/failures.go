@@ -37,7 +37,7 @@ func FailEach(class Class, every int, open func() (device.Device, error), work f
 				left = errors.Join(left, fmt.Errorf("%v of %s memory was not freed", u.Current-u.Pending, memory.Kind(k)))
 			}
 		}
-		left = errors.Join(left, d.(*dev).left())
+		left = errors.Join(left, d.(*dev).Left())
 		return c, left, errors.Join(err, d.Close())
 	}
 	c, left, err := run()

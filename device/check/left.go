@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// left returns an error with the streams, events and graphs that are still open, and
-// where they were made.
-func (d *dev) left() error {
+// Left returns an error with the streams, events and graphs that are still open, and
+// where they were made. Streams end with the device. Tests of other packages find the method by its name.
+func (d *dev) Left() error {
 	d.c.mu.Lock()
 	defer d.c.mu.Unlock()
 	var lines []string

@@ -43,6 +43,10 @@ func TestLeftOpen(t *testing.T) {
 				t.Errorf("%v, want %q", err, want)
 			}
 		}
+		ended := want == "" || strings.HasPrefix(want, "stream") // with its device
+		if err := c.devs[0].Left(); (err == nil) != ended || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v is left, want %q", err, want)
+		}
 		if len(c.lanes) > 0 || len(c.borrowed) > 0 || len(c.devs[0].streams) > 0 || len(c.devs[0].live) > 0 {
 			t.Errorf("a closed device leaves %d lanes, %d borrowed buffers, %d streams and %d buffers", len(c.lanes), len(c.borrowed), len(c.devs[0].streams), len(c.devs[0].live))
 		}
