@@ -20,8 +20,10 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/disk"
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
 
 // inProcesses runs work in a process for each rank of the default layout, with a job that
@@ -137,6 +139,33 @@ func TestCompareInProcesses(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(dir, "budget", report.TraceName(rank, 0))); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A process that sees another last checkpoint than rank 0 does not continue from it.
+func TestFollowersContinueFromTheSameCheckpoint(t *testing.T) {
+	d := disktest.New().Process("run")
+	s, err := checkpoint.Open(checkpoint.Options{Dir: simulated, FS: d})
+	if err == nil {
+		err = s.Save(simulatedMeta(11, 2), []checkpoint.Rank{{}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	lock, err := disk.ReadFile(d, simulated+"/"+disk.LockName, mostConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{Job: &Job{fs: d, machine: Machine{Process: &comm.Process{Ranks: []int{3}}}}}
+	for step, want := range map[int]string{-1: "", 2: "", 1: "does not see the folder", 3: "does not see the folder"} {
+		from, err := r.follow(simulated, start{Lock: lock, Step: step})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || (from != nil) != (step == 2) {
+			t.Errorf("rank 0 continues from step %d: %v, %v", step, from, err)
+		}
+	}
+	if _, err := r.follow(simulated, start{Lock: append(lock, 'x'), Step: 2}); err == nil {
+		t.Error("a folder with another lock is used")
 	}
 }
 
