@@ -84,6 +84,14 @@ type ReplayFigures struct {
 	Wrong   int          `json:"wrong_tensors"`
 }
 
+// Fault returns an error if rows were lost or changed.
+func (f *ReplayFigures) Fault() error {
+	if f.Dropped == 0 && f.Wrong == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a bug; report it with the command", f.Dropped, f.Wrong)
+}
+
 // ReplayRank has the figures of one expert rank. Imbalance is its largest number of rows
 // over the balanced number.
 type ReplayRank struct {

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -278,6 +279,16 @@ func TestFiguresOfRanksAddUp(t *testing.T) {
 		want := 1007 * int64(i+1)
 		if x := v.Field(i); x.CanInt() && x.Int() != want || x.CanFloat() && x.Float() != 1000*float64(i+1) {
 			t.Errorf("%s is %v", v.Type().Field(i).Name, x)
+		}
+	}
+}
+
+// Rows that are lost or changed are an error, of whichever there are.
+func TestFaultOfAReplay(t *testing.T) {
+	for f, want := range map[[2]int]string{{0, 0}: "<nil>", {3, 0}: "3 rows were lost and 0 tensors came back changed", {0, 2}: "0 rows were lost and 2 tensors came back changed"} {
+		x := ReplayFigures{Dropped: routing.Rows(f[0]), Wrong: f[1]}
+		if got := fmt.Sprint(x.Fault()); !strings.HasPrefix(got, want) {
+			t.Errorf("%v: %s, want %s", f, got, want)
 		}
 	}
 }
