@@ -61,6 +61,7 @@ type File struct {
 	link func() (name string, err error) // gives a name to a temporary file without one; may be nil
 	b    *bufio.Writer
 
+	chmod   func(f *os.File, mode fs.FileMode) error
 	rename  func(from, to string) error
 	remove  func(name string) error
 	syncDir func(name string) error // nil if neither data nor name are synced
@@ -69,42 +70,48 @@ type File struct {
 // Create begins to replace the file at path. A link stays, and the file that it leads to
 // is replaced. Errors of a File name path.
 func Create(path string) (*File, error) {
-	x := &File{path: path, rename: os.Rename, remove: os.Remove}
+	x := &File{path: path, chmod: (*os.File).Chmod, rename: os.Rename, remove: os.Remove}
+	if err := x.create(); err != nil {
+		return nil, x.failed(err)
+	}
+	return x, nil
+}
+
+// create opens what is written.
+func (x *File) create() error {
+	path := x.path
 	if info, err := os.Stat(path); err == nil && !info.IsDir() && !info.Mode().IsRegular() {
 		// Where the link leads may have no name, as if /dev/stdout is a pipe.
 		f, err := openDirectly(path, info.Mode())
 		if err != nil {
-			return nil, x.failed(err)
+			return err
 		}
 		x.out, x.b = f, bufio.NewWriterSize(f, 1<<20)
-		return x, nil
+		return nil
 	}
-	var f *os.File
 	var err error
 	if x.to, err = behind(path); err != nil {
-		return nil, x.failed(err)
+		return err
 	}
-	switch info, cannot := os.Stat(x.to); {
+	info, cannot := os.Stat(x.to)
+	switch {
 	case cannot == nil && info.IsDir():
-		return nil, x.failed(errors.New("it is a folder"))
+		return errors.New("it is a folder")
 	case cannot != nil && !errors.Is(cannot, fs.ErrNotExist):
-		err = cannot
-	default:
-		if f, err = x.createTemporary(); err != nil {
-			break
-		}
-		if cannot == nil {
-			if err = f.Chmod(info.Mode().Perm()); err != nil {
-				x.out = f // nothing was written
-				x.Discard()
-			}
-		}
+		return cannot
 	}
+	f, err := x.createTemporary()
 	if err != nil {
-		return nil, x.failed(err)
+		return err
 	}
 	x.out, x.b = f, bufio.NewWriterSize(f, 1<<20)
-	return x, nil
+	if cannot == nil {
+		if err := x.chmod(f, info.Mode().Perm()); err != nil {
+			x.Discard() // nothing was written
+			return err
+		}
+	}
+	return nil
 }
 
 // openDirectly opens something that is no regular file, without waiting for somebody to

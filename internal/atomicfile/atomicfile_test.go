@@ -91,6 +91,28 @@ func TestNothingIsLeftByAFailure(t *testing.T) {
 	}
 }
 
+// A file whose permissions cannot be given to the new one stays, and nothing else is left.
+func TestPermissionsThatCannotBeGiven(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a")
+	if err := WriteBytes(file, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("no permissions here")
+	made := -1
+	x := &File{path: file, remove: os.Remove, chmod: func(f *os.File, _ os.FileMode) error {
+		made = int(f.Fd())
+		return failed
+	}}
+	err := x.create()
+	if _, closed := unix.FcntlInt(uintptr(made), unix.F_GETFD, 0); !errors.Is(err, failed) || !errors.Is(closed, unix.EBADF) {
+		t.Errorf("%v; the new file is closed: %v", err, closed)
+	}
+	text, err := os.ReadFile(file)
+	if left, _ := os.ReadDir(filepath.Dir(file)); string(text) != "old" || err != nil || len(left) != 1 {
+		t.Errorf("the file has %q, %v, and the folder %v", text, err, left)
+	}
+}
+
 type broken struct{ err error }
 
 func (b broken) Write([]byte) (int, error) { return 0, b.err }
