@@ -183,6 +183,31 @@ func TestInclusion(t *testing.T) {
 	})
 }
 
+// A token takes no expert twice, so no expert has more rows than there are tokens; all have k rows a token together.
+func TestDrawKeepsToTokens(t *testing.T) {
+	const tokens, k = 100, 3
+	full := 0
+	for seed := range uint64(200) {
+		var counts [5]int64
+		draw(rand.New(rand.NewPCG(seed, 0)), tokens, k, []float64{0.98, 0.98, 0.98, 0.03, 0.03}, counts[:])
+		var sum int64
+		for _, n := range counts {
+			if sum += n; n < 0 || n > tokens {
+				t.Fatalf("seed %d: %v", seed, counts)
+			}
+			if n == tokens {
+				full++
+			}
+		}
+		if sum != tokens*k {
+			t.Fatalf("seed %d: %v are %d rows", seed, counts, sum)
+		}
+	}
+	if full == 0 {
+		t.Error("no expert has all tokens, so nothing was cut")
+	}
+}
+
 // Binomial numbers have the binomial distribution: chi-square over the values that are
 // not too rare, in both methods and on both sides of a half.
 func TestBinomial(t *testing.T) {

@@ -38,6 +38,16 @@ func TestWrongDeepSpeed(t *testing.T) {
 	})
 }
 
+// The optimiser can be in host memory from stage 1 on.
+func TestDeepSpeedOffloadsFromStageOneOn(t *testing.T) {
+	for stage := range 4 {
+		f, err := Parse(fmt.Appendf(nil, `{"zero_optimization": {"stage": %d, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}`, stage), nil)
+		if (err == nil) != (stage > 0) || err == nil && (f.Args["optimizer-cpu-offload"] != true || f.Args["optimizer-offload-fraction"] != 0.5) {
+			t.Errorf("stage %d: %+v, %v", stage, f, err)
+		}
+	}
+}
+
 // The three sizes of a batch say how many GPUs there are.
 func TestDeepSpeedGPUs(t *testing.T) {
 	for text, want := range map[string]int{
