@@ -136,9 +136,9 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 		return keep, err
 	}
 	defer in.Close()
-	var bad []int         // numbers of lines
-	var rest bytes.Buffer // what stays behind a line that is dropped
-	lines, last, dropped := 0, 0, false
+	var bad []int                                  // numbers of lines
+	var rest bytes.Buffer                          // what stays behind a line that is dropped
+	lines, last, newest, dropped := 0, 0, 0, false // newest: the last step of those that stay
 	var disorder string
 	b := bufio.NewReaderSize(io.NewSectionReader(in, 0, in.Size()), int(min(longestLine, in.Size()+1)))
 	for n := 1; ; n++ {
@@ -163,7 +163,6 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			disorder = fmt.Sprintf("line %d is of step %d and comes after step %d", n, m.Step, last)
 		}
 		f.was.peaks = higher(f.was.peaks, m.Ranks)
-		latest := m.Step > last
 		last = max(last, m.Step)
 		switch {
 		case m.Step > done:
@@ -175,8 +174,8 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			keep.size += int64(len(raw))
 		}
 		lines++
-		if latest {
-			f.was.loss, f.was.reruns = m.Loss, m.Reruns
+		if m.Step > newest {
+			newest, f.was.loss, f.was.reruns = m.Step, m.Loss, m.Reruns
 		}
 		f.was.tokens, f.was.took = f.was.tokens+m.Tokens, append(f.was.took, m.Seconds)
 	}

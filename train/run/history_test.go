@@ -132,6 +132,7 @@ func TestBadMetrics(t *testing.T) {
 		{lines(1, 2, 4), 4, lines(1, 2, 4), "lacks 1 of the 4 steps before;"},
 		{lines(1, 3, 2, 4), 4, lines(1, 3, 2, 4), "line 3 is of step 2 and comes after step 3; the lines stay"},
 		{lines(1, 2, 2, 3), 3, lines(1, 2, 2, 3), "line 3 is of step 2 and comes after step 2; the lines stay"},
+		{lines(1, 3, 2), 3, lines(1, 3, 2), "line 3 is of step 2 and comes after step 3; the lines stay"},
 		{lines(1, 4, 2, 3), 3, lines(1, 2, 3), "line 3 is of step 2 and comes after step 4; the lines stay"},
 		{strings.Repeat("x", longestLine+5) + "\n" + lines(2), 2, lines(2), "because line 1 cannot be read"},
 		{"", 2, "", "lacks 2 of the 2 steps before;"},
@@ -150,6 +151,13 @@ func TestBadMetrics(t *testing.T) {
 		var said []string
 		if err := f.begin(&o, x.done, func(text string) { said = append(said, text) }); err != nil {
 			t.Fatal(err)
+		}
+		last := x.done // whose line stays
+		for last > 0 && !strings.Contains(x.want, fmt.Sprintf(good, last)) {
+			last--
+		}
+		if f.was.loss != float64(last) {
+			t.Errorf("of %.80q the loss is %g, want that of step %d", x.text, f.was.loss, last)
 		}
 		if err := errors.Join(f.record(line{Step: x.done + 1}), f.close()); err != nil {
 			t.Fatal(err)
