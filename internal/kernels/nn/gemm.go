@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // These are bits of the last argument of all products, behind those of typeBits for A, B, C
@@ -194,6 +195,9 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	p.C.shape("C of the gradient of experts", p.Seg.Experts*m, n)
 	l := groupedGradKernels.launch(p.A, p.B, true, false, p.Seg.Experts*gemmTiles(m)*gemmTiles(n))
 	l.Flops = productFlops(m, n, cmp.Or(p.Expect, p.A.Rows))
+	if !p.First {
+		l.InPlace = p.C.Type.Size() * memory.Bytes(p.C.Rows*p.C.Cols)
+	}
 	passGrouped(&l, "the gradient of experts", p.A, p.B, p.C, p.Seg)
 	l.Arg(packPair(m, n))
 	l.Arg(packPair(p.A.Rows, p.Seg.Experts))

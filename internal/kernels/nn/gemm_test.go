@@ -375,6 +375,40 @@ func BenchmarkGroupedGemm(b *testing.B) {
 	}
 }
 
+// A profile counts what a launch reads of the memory that it writes.
+func TestBytesReadInPlace(t *testing.T) {
+	const size = 1 << 20
+	r := device.NewBuffer(memory.Device, uintptr(device.Align), size, size, "test").All()
+	m := func(kind kernels.Number, rows, cols int) Matrix { return NewMatrix(r, kind, rows, cols) }
+	moved := func(l device.Launch) memory.Bytes {
+		n := l.InPlace
+		for a := range l.Accesses {
+			n += a.Len * memory.Bytes(a.Rows)
+		}
+		return n
+	}
+	run := func(n memory.Bytes) device.Range { return r.Slice(0, n) }
+	experts := ExpertsGrad{A: m(kernels.BF16, 9, 7), B: m(kernels.BF16, 9, 5), C: m(kernels.F32, 28, 5), Seg: Segments{r, 4}}
+	first := experts
+	first.First = true
+	const n, segments = 100, 4 * 2 * 4
+	for _, c := range []struct {
+		what      string
+		got, want memory.Bytes
+	}{
+		{"an update", moved(adamLaunch(Adam{
+			W: run(4 * n), M: run(4 * n), V: run(4 * n), G: run(2 * n), GType: kernels.BF16, Param: run(2 * n), ParamType: kernels.BF16, Hyper: run(HyperBytes), Norm: run(4),
+		})), 3*(4*n+4*n) + 2*n + 2*n + HyperBytes + 4},
+		{"a rotation", moved(ropeLaunch(Rotation{X: m(kernels.BF16, 6, 32), Heads: 2, Head: 16, Width: 16, Seq: 3, Table: run(4 * 3 * 16)})), 2*6*32*2 + 4*3*16},
+		{"a gradient of experts", moved(GroupedGradLaunch(experts)), 2*9*7 + 2*9*5 + 2*4*28*5 + segments},
+		{"the first one", moved(GroupedGradLaunch(first)), 2*9*7 + 2*9*5 + 4*28*5 + segments},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %d bytes, want %d", c.what, c.got, c.want)
+		}
+	}
+}
+
 // A profile relies on the operations that launches say they need.
 func TestFlops(t *testing.T) {
 	m := func(rows, cols int) Matrix {
