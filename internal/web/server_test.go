@@ -320,6 +320,25 @@ func TestEnd(t *testing.T) {
 	}
 }
 
+// A server without a connection, or whose connections have no request, ends at once.
+func TestEndOfAnIdleServer(t *testing.T) {
+	for idle := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			e := ends{arriving: make(chan net.Conn, 1)}
+			s := Serve(e, 1, func(*Answer, *Request) {})
+			for range idle {
+				c := e.dial()
+				defer c.Close()
+			}
+			synctest.Wait()
+			began := time.Now()
+			if s.Close(time.Minute); time.Since(began) > 0 {
+				t.Errorf("with %d connections the end took %v", idle, time.Since(began))
+			}
+		})
+	}
+}
+
 // A stream reads what its viewer sends behind the request, so that the end of the stream
 // must not read it as well.
 func TestStreamReadsAlone(t *testing.T) {
