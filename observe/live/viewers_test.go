@@ -156,6 +156,24 @@ func TestHeadOfEvents(t *testing.T) {
 	})
 }
 
+// The end waits for as many viewers as there were. Another one that comes later changes nothing.
+func TestLastReportIsFetchedByMore(t *testing.T) {
+	s := &Server{owed: 2, paid: make(chan struct{})}
+	for n := range 4 {
+		s.fetched()
+		select {
+		case <-s.paid:
+			if n == 0 {
+				t.Error("the first of two viewers was enough")
+			}
+		default:
+			if n > 0 {
+				t.Errorf("%d viewers were not enough for two", n+1)
+			}
+		}
+	}
+}
+
 // The end waits for a viewer that has asked for the last report and left before it has all of it: the page asks again.
 func TestLastReportIsNotRead(t *testing.T) {
 	onStage(t, func(x *stage) {
