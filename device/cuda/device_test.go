@@ -240,6 +240,32 @@ func TestHostMemoryKeepsItsBound(t *testing.T) {
 	}
 }
 
+// Memory that uploads pass through is beside what may be pinned.
+func TestStagingIsBesideTheBound(t *testing.T) {
+	d, _ := openFake(t, Options{HostCapacity: 1 << 60}) // cut to the bound
+	defer closeDevice(t, d)
+	if got, want := d.pools[memory.Host].limit, d.Info().Capacity[memory.Host]+stagingSize; got != want {
+		t.Errorf("%v may be mapped, want %v", got, want)
+	}
+}
+
+// What waits for replays of a stream that was closed meanwhile is called at once, and the driver is not asked about
+// the stream.
+func TestAfterReplaysOfAClosedStream(t *testing.T) {
+	d, _ := openFake(t, Options{})
+	defer closeDevice(t, d)
+	s := newStream(t, d, "s")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	called := 0
+	d.afterReplay(s.(*stream), func() { called++ })
+	d.runPassed()
+	if err := d.err(); err != nil || called != 1 {
+		t.Errorf("%d calls, %v", called, err)
+	}
+}
+
 // Uploads larger than the staging memory wait for their own, not for others'.
 func TestUploadsShareStaging(t *testing.T) {
 	d, f := openFake(t, Options{})
