@@ -36,6 +36,9 @@ func testReplayOverFreedMemory(e *env) {
 		func(b *device.Buffer) { side.Launch(mix(kept.All(), b.All(), 1)) },
 		func(b *device.Buffer) { s.Launch(slotted(mix(b.All(), kept.All(), 1), 5)) },
 		func(b *device.Buffer) { s.Host(func() {}, device.Reads(b.All())) },
+		func(b *device.Buffer) { side.Copy(b.All(), kept.All()) },
+		func(b *device.Buffer) { s.Copy2D(rect(kept), rect(b)) },
+		func(b *device.Buffer) { side.Host(func() {}, device.Writes(kept.All()), device.Reads(b.All())) },
 	}
 	for i, use := range uses {
 		b := e.allocWith(s, bothKinds[i%2], pattern(2, 1024))
