@@ -392,6 +392,65 @@ func TestWhatCountsAgainstABudget(t *testing.T) {
 	}
 }
 
+// Rows of no, some or all units may be moved, those of the first units first. The shortest step counts, whatever others
+// cannot be followed.
+func TestRowsAreMovedUnitByUnit(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := stash.NewManager(dev, compute, stash.ManagerConfig{
+		HostPages: 1, HostMax: 4, Place: func(memory.GroupID) int { return stash.Device },
+		Store: stash.Config{Page: 4096, Max: [stash.Tiers]schedule.Pages{4, 4}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Runtime{stash: m, cfg: Config{Budget: 1, ByHand: &policy.ByHand{}}}
+	p := &policy.Profile{Units: map[memory.Unit]policy.Facts{{Name: "core_attn"}: {}}}
+	const units = 3
+	for i := range units {
+		p.Units[memory.Unit{Name: "expert_fc1", Layer: i}] = policy.Facts{Rows: true}
+	}
+	none := errors.New("it does not fit")
+	for best := range units + 2 { // of those that are moved; the last is impossible
+		var tried []int
+		d, err := r.followRows(p, memory.Policy{}, func(pol memory.Policy) (*policy.Decision, error) {
+			n := len(pol)
+			if len(tried) == 0 || tried[len(tried)-1] != n {
+				tried = append(tried, n)
+			}
+			for i := range n {
+				if pol[memory.Unit{Name: "expert_fc1", Layer: i}] != memory.Offload {
+					t.Errorf("%v are moved", pol)
+				}
+			}
+			if best > units || n == (best+1)%units {
+				return nil, none
+			}
+			step := time.Second
+			if n == best {
+				step = time.Millisecond
+			}
+			return &policy.Decision{Policy: pol, Forecast: policy.Forecast{Step: step}}, nil
+		})
+		if !slices.Equal(tried, []int{0, 1, 2, 3}) {
+			t.Errorf("%v of %d units were tried", tried, units)
+		}
+		if best > units {
+			if !errors.Is(err, none) {
+				t.Errorf("nothing fits: %v, %v", d, err)
+			}
+		} else if best != (best+1)%units && (err != nil || len(d.Policy) != best) {
+			t.Errorf("%d are best: %+v, %v", best, d, err)
+		}
+	}
+	if err := errors.Join(m.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A choice that some unit of a name has counts before the others, else the highest of them; what
 // groups and modules are given counts before a policy.
 func TestGivenChoices(t *testing.T) {
