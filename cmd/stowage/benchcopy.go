@@ -107,10 +107,8 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 			return err
 		}
 	}
-	if slices.Min(o.Sizes) < bench.SmallCopy {
-		if err := text(func() { bench.SmallText(out) }); err != nil {
-			return err
-		}
+	if err := text(func() { bench.SmallText(out, o.Sizes) }); err != nil {
+		return err
 	}
 	if err := text(func() { bench.OverheadHead(out) }); err != nil {
 		return err

@@ -233,7 +233,8 @@ func TestText(t *testing.T) {
 	OverheadText(&got, Overhead{What: "launch", CPU: 1.5, Elapsed: 2.25})
 	OverheadText(&got, Overhead{What: "replay of a graph of 64, a node", CPU: 0.015, Elapsed: 1234.5})
 	CopyHead(&got, device.Info{Backend: "cuda", Ordinal: 1, Name: "Test GPU", Capability: "9.0", Driver: "13.0"})
-	SmallText(&got)
+	SmallText(&got, []memory.Bytes{memory.MiB, SmallCopy - 1, memory.MiB})
+	SmallText(&got, []memory.Bytes{SmallCopy, memory.MiB}) // nothing
 	got.WriteString("\n")
 	StashText(&got, Stash{Device: device.Info{Backend: "cpu", Units: 8}, Rows: 100, MaxRows: 200, Width: 14336, Tensors: 3, Groups: 4,
 		Page: 64 * memory.KiB, Tier: "host", Store: "stack", Bytes: memory.MiB, PairUS: 923.4, CopyUS: 884, GBps: 4069.12, CopyGBps: 4100, Ratio: 0.958,

@@ -6,6 +6,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
@@ -58,8 +59,11 @@ func CopyText(w io.Writer, c Copy) {
 // issuing them takes a tenth of that.
 const SmallCopy = 64 * memory.KiB
 
-// SmallText warns of figures that do not show a speed.
-func SmallText(w io.Writer) {
+// SmallText warns of figures that do not show a speed, if copies of some size have them.
+func SmallText(w io.Writer, sizes []memory.Bytes) {
+	if slices.Min(sizes) >= SmallCopy {
+		return
+	}
 	fmt.Fprintf(w, "\nCopies below %v measure the cost of issuing more than the speed of copying, and so do their ratios.\n", SmallCopy)
 }
 
