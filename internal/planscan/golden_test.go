@@ -36,6 +36,8 @@ func TestCompare(t *testing.T) {
 	small := values(`{"1": 1e6, "5": 1e6}`, `{"1": 1e6}`)
 	dir := folder(t, map[string]string{
 		"test_utils/recipes/h100/gpt.yaml":                     "spec:\n  nodes: 1\n  gpus: 4\nproducts:\n  - test_case: [one, two]\n    products:\n      - environment: [dev]\n",
+		"test_utils/recipes/h100/again.yaml":                   "spec:\n  gpus: 4\nproducts:\n  - test_case: [one]\n",             // states no number of nodes
+		"test_utils/recipes/h100/moe.yaml":                     "spec:\n  nodes: 2\n  gpus: 8\nproducts:\n  - test_case: [one]\n", // the first recipe that states a size counts
 		"test_utils/recipes/gb200/gpt.yaml":                    "spec:\n  nodes: 2\n  gpus: 8\nproducts:\n  - test_case: [one]\n",
 		"functional/cases/one/model.sh":                        job + "--pipeline-model-parallel-size 2 --global-batch-size 16",
 		"functional/cases/one/golden_values_dev_dgx_h100.json": small, "functional/cases/one/golden_values_dev_dgx_gb200.json": small,

@@ -3,6 +3,7 @@ package planvalidate
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -344,6 +345,19 @@ func TestFurtherRuns(t *testing.T) {
 }
 
 // A caller learns how many cases are done, also of those that are skipped.
+// Cases that state the same and measured different figures are told apart by nothing, whatever their names and notes are.
+func TestIndistinctCases(t *testing.T) {
+	figures := func(n float64) map[string]any { return map[string]any{"peak": n} }
+	got := indistinct([]record{
+		{ID: "a", GPU: "h100", Measured: figures(1), Note: "the first run"}, {ID: "b", GPU: "h100", Measured: figures(2), Note: "the second run"},
+		{ID: "c", GPU: "a100", Measured: figures(1)}, {ID: "d", GPU: "a100", Measured: figures(1), Note: "again"},
+		{ID: "e", GPU: "a100", GPUs: 8, Measured: figures(3)},
+	})
+	if want := map[string]bool{"a": true, "b": true}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 func TestProgress(t *testing.T) {
 	var done []int
 	r, err := File(checkedIn(t), func(n, all int) {

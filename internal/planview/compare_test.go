@@ -53,6 +53,15 @@ func TestCompareText(t *testing.T) {
 	golden.Check(t, "compare.json", string(text)+"\n")
 }
 
+// A warning of both sides is written once, and others with their side.
+func TestWarningsOfBothSides(t *testing.T) {
+	var out bytes.Buffer
+	(&Comparison{A: Side{Warnings: []string{"one", "two"}}, B: Side{Warnings: []string{"two", "three"}}}).writeNotes(&out)
+	if got, want := out.String(), "\nnote on A: one\nnote on both: two\nnote on B: three\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // What has a name several times is added up, on both sides.
 func TestDifferencesAddUp(t *testing.T) {
 	of := func(c Cause) (string, memory.Bytes) { return c.Name, c.Bytes }
