@@ -91,7 +91,7 @@ func (o *op) pass() {
 // begin starts all messages.
 func (o *op) begin() {
 	w := o.g.w
-	o.left, o.over, o.err, o.since = 0, false, nil, time.Now()
+	o.left, o.over, o.since = 0, false, time.Now() // an error of a message ended the world, and all operations with it
 	w.active[o] = struct{}{}
 	if w.o.Note != nil {
 		if o.where == "" {
