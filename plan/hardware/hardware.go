@@ -164,6 +164,11 @@ func Parse(data []byte) (*GPU, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("hardware file: more follows after the object; keep one object")
 	}
+	for _, k := range input.JSONKeys(data, "") { // the decoder takes them in capital letters, too
+		if !slices.Contains(keys(), k.Name) {
+			return nil, fmt.Errorf("hardware file: unknown key %.40q; the keys are %s", k.Name, strings.Join(keys(), ", "))
+		}
+	}
 	for _, table := range []string{"", "flops"} {
 		if err := input.Contradiction(input.JSONKeys(data, table)); err != nil {
 			return nil, fmt.Errorf("hardware file: %w", err)

@@ -99,6 +99,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, c := range []struct{ old, new, want string }{
 		{`"hbm"`, `"hmb"`, `unknown key "hmb"; the keys are`},
+		{`"hbm":1e12`, `"hbm":1e12,"HBM":2e12`, `unknown key "HBM"; the keys are`},
 		{`1e12`, `-1e12`, `"hbm" is -1e+12; it must not be negative`},
 		{`48000000000`, `0`, `"memory_bytes" is missing or zero`},
 		{`48000000000`, `-5`, `"memory_bytes" is -5; it must not be negative`},
