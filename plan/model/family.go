@@ -130,6 +130,9 @@ func gemma3(c *config, m *Model) {
 }
 
 func gpt2(c *config, m *Model) {
+	c.same("n_embd", "hidden_size")
+	c.same("n_layer", "num_hidden_layers")
+	c.same("n_head", "num_attention_heads")
 	m.Hidden = c.size("n_embd")
 	m.MaxPositions = c.size("n_positions", "n_ctx")
 	m.LearnedPositions, m.Norm, m.Bias = true, LayerNorm, true
@@ -154,6 +157,7 @@ func gptNeoX(c *config, m *Model) {
 
 // moe reads the experts. width is the key of their width.
 func (c *config) moe(experts []string, width string) *MoE {
+	c.same(append(experts[:len(experts):len(experts)], "num_experts", "num_local_experts", "n_routed_experts")...)
 	e := &MoE{
 		Experts: c.size(experts...),
 		TopK:    c.size("num_experts_per_tok", "experts_per_token"),
@@ -240,7 +244,9 @@ func (c *config) expertGroups(e *MoE) {
 	}
 	groups := c.optional(1, 1, "n_group")
 	c.divide("n_group", groups, "n_routed_experts", e.Experts)
-	c.atMost("topk_group", c.optional(1, 1, "topk_group"), "n_group", groups)
+	chosen := c.optional(1, 1, "topk_group")
+	c.atMost("topk_group", chosen, "n_group", groups)
+	c.atMost("num_experts_per_tok", e.TopK, "the experts of topk_group groups", e.Experts/groups*chosen)
 }
 
 func (c *config) depth() int {

@@ -61,7 +61,7 @@ func ParseHF(data []byte) (*Model, error) {
 	case slices.Contains(plain, kind):
 		c.mustBePlain(kind)
 	}
-	m := c.base()
+	m := c.base(kind)
 	read(c, m)
 	m.Name, m.Notes = strings.Join(strings.Fields(name), " "), c.notes
 	if name == "" {
@@ -216,6 +216,16 @@ func (c *config) first(keys []string) (string, json.RawMessage, bool) {
 	return keys[0], nil, false
 }
 
+// same reports two names of one size with different values.
+func (c *config) same(keys ...string) {
+	first, one, _ := c.first(keys)
+	for _, key := range keys {
+		if other, ok := c.get(key); ok && string(other) != string(one) {
+			c.fail("%s is %s and %s is %s, which are one size; leave one of them out", first, shorten(one), key, shorten(other))
+		}
+	}
+}
+
 // size reads a number that must be present.
 func (c *config) size(keys ...string) int { return c.sizeTo(maxSize, keys...) }
 
@@ -313,8 +323,8 @@ func (c *config) divide(key string, n int, other string, of int) {
 }
 
 // base reads the keys that all families but GPT-2 share.
-func (c *config) base() *Model {
-	if _, gpt2 := c.get("n_embd"); gpt2 {
+func (c *config) base(kind string) *Model {
+	if kind == "gpt2" {
 		return &Model{Vocab: c.sizeTo(maxVocab, "vocab_size"), Tied: c.flag(true, "tie_word_embeddings")}
 	}
 	m := &Model{

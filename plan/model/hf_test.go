@@ -160,6 +160,9 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		{"deepseek-v3", []any{"n_group", 3}, []string{"n_group is 3", "n_routed_experts, which is 256"}},
 		{"deepseek-v3", []any{"n_group", 0}, []string{"n_group is 0"}},
 		{"deepseek-v3", []any{"n_group", 8, "topk_group", 9}, []string{"topk_group is 9", "n_group, which is 8"}},
+		{"deepseek-v3", []any{"n_group", 64, "topk_group", 1}, []string{"num_experts_per_tok is 8", "the experts of topk_group groups, which is 4"}},
+		{"deepseek-v3", []any{"num_local_experts", 64}, []string{"n_routed_experts is 256 and num_local_experts is 64", "leave one of them out"}},
+		{"mixtral-8x7b", []any{"num_experts", 16}, []string{"num_local_experts is 8 and num_experts is 16"}},
 		{"nemotron-3-nano-30b-a3b", []any{"n_group", 1, "topk_group", 2}, []string{"topk_group is 2", "n_group, which is 1"}},
 		{"jamba-1.5-large", []any{"attn_layer_offset", 8}, []string{"attn_layer_offset", "attn_layer_period"}},
 		{"jamba-1.5-large", []any{"mamba_conv_bias", false}, []string{"mamba_conv_bias"}},
@@ -175,6 +178,25 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	} {
 		_, err := read(t, c.preset).with(c.change...).parse(t)
 		names(t, fmt.Sprint(c.preset, " with ", c.change), err, c.words...)
+	}
+}
+
+// A key of GPT-2 in a file of another family changes nothing, and GPT-2 has two names for some sizes.
+func TestKeysOfGPT2(t *testing.T) {
+	if m := read(t, "llama-3-8b").with("n_embd", 3).must(t); m.Hidden != 4096 {
+		t.Errorf("hidden size %d with a key of GPT-2, want 4096", m.Hidden)
+	}
+	const gpt2 = `{"model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"vocab_size":50257,"n_positions":1024%s}`
+	for more, wrong := range map[string]string{
+		"": "", `,"hidden_size":768`: "", `,"num_hidden_layers":null`: "",
+		`,"hidden_size":1024`:       "n_embd is 768 and hidden_size is 1024",
+		`,"num_hidden_layers":24`:   "n_layer is 12 and num_hidden_layers is 24",
+		`,"num_attention_heads":16`: "n_head is 12 and num_attention_heads is 16",
+	} {
+		_, err := model.ParseHF(fmt.Appendf(nil, gpt2, more))
+		if (err == nil) != (wrong == "") || err != nil && !strings.Contains(err.Error(), wrong) {
+			t.Errorf("%s: error %v, want %q", more, err, wrong)
+		}
 	}
 }
 
