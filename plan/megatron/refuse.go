@@ -250,7 +250,7 @@ func (r *reader) unset(flag, word string) error {
 	} else if strings.Contains(word, "$((") {
 		e.Text = fmt.Sprintf("--%s %s: the value cannot be computed: a variable in it is not set in the text, or it divides by zero or is too large", flag, word)
 	} else if strings.Contains(word, "$(") {
-		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run", flag, word)
+		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run; write the value in its place, or give --%[1]s beside the file", flag, word)
 	}
 	return e
 }

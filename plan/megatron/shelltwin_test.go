@@ -129,7 +129,7 @@ func TestWordsAsInBash(t *testing.T) {
 
 // What bash makes of a word and we do not follow is named once the value matters, and is never a wrong value.
 func TestWordsThatAreNotFollowed(t *testing.T) {
-	const unread, unset, command = "what bash makes of this is not followed; write the value in its place, or give --hidden-size beside the file", "the variable is not set in the text", "the value is the output of a command, which is not run"
+	const unread, unset, command = "what bash makes of this is not followed; write the value in its place, or give --hidden-size beside the file", "the variable is not set in the text", "the value is the output of a command, which is not run; write the value in its place, or give --hidden-size beside the file"
 	for _, c := range []struct{ given, word, want string }{
 		{"Y=64", "${Y@Q}", unread},
 		{"Y=64", "${Y~}", unread},

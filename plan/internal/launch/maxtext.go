@@ -24,6 +24,9 @@ var (
 	maxTextLine = regexp.MustCompile(`(?m)^\s*#.*$|\\\n`)
 )
 
+// maxTextQuantization matches the kinds of quantised products: their names begin with the library or the format.
+var maxTextQuantization = regexp.MustCompile(`^(int|fp|aqt_|te_|nanoo_|qwix)[a-z0-9_]*$`)
+
 // maxTextHarmless matches keys that change no memory of a step: data, logs, checkpoints,
 // learning rates, positions, tiles of kernels.
 var maxTextHarmless = regexp.MustCompile(`^(adam_|allow_|async_|attention$|base_config$|base_output|beta_|checkpoint|colocated|compile_|cosine|data_|dataset|decoder_block$|dropout|dump_|enable_|eval_|float32_|gcs_|goodput|gradient_clipping|grain|hardware$|hf_|hlo_|init_|jax_|learning_rate|load_|log_|logits_|max_position|max_segments|metrics|mlp_activations|monitor|mscale|n_routing|norm_topk|normaliz|num_slices|original_max|override_model|packing|profil|reuse_|rope_|routed_|run_name|sa_|save_|scan_layers|skip_|steps$|tfds|tokenizer|topk_routing|upload|use_iota|vocab_relative|warmup|weight_decay|wi_tile|wo_tile|xla_)`)
@@ -333,7 +336,7 @@ func (r *reader) maxTextMesh(t *table) {
 	}
 	micro := each * float64(tp) * float64(cp)
 	if !ok || micro < 1 || micro != math.Trunc(micro) || micro > most {
-		r.fail("per_device_batch_size is %s; times the %d devices of a replica it must be a whole number of sequences", short(t.keys["per_device_batch_size"]), tp*cp)
+		r.fail("per_device_batch_size is %s; times the %d devices of a replica it must be a whole number of sequences, at least one", short(t.keys["per_device_batch_size"]), tp*cp)
 		return
 	}
 	r.set("micro-batch-size", int(micro))
@@ -353,6 +356,9 @@ func (r *reader) maxTextNumbers(t *table) {
 		r.set("exp-avg-dtype", "bf16")
 	}
 	if t.on("quantization") {
+		if kind := t.word("quantization", ""); !maxTextQuantization.MatchString(kind) {
+			t.wrong("quantization", "a kind of MaxText such as int8, fp8_full or te_fp8_delayedscaling")
+		}
 		r.note("quantization: products of eight bits are planned in bf16")
 	}
 	switch kind := t.word("opt_type", "adamw"); kind {

@@ -17,6 +17,7 @@ func TestWrongMaxText(t *testing.T) {
 		{"model_name: bert", true, []string{"bert", "mixtral-8x7b"}},
 		{"model_name: llama3-8b\nbase_emb_dim: 64", true, []string{"base_emb_dim", "llama3-8b"}},
 		{"remat_policy: fully", false, []string{"remat_policy", "fully", "minimal"}},
+		{"quantization: eight", false, []string{"quantization is", "eight", "fp8_full"}},
 		{"mu_dtype: float7", false, []string{"mu_dtype", "float7", "bfloat16"}},
 		{"mlp_activations: silu", false, []string{"mlp_activations", "silu", "list"}},
 		{"base_emb_dim: -2", false, []string{"base_emb_dim is -2"}},
