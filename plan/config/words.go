@@ -61,7 +61,7 @@ type extras struct {
 
 // translate replaces short words by flags.
 func translate(given map[string][]string) (map[string][]string, extras, error) {
-	t := translator{out: map[string][]string{}}
+	t := translator{out: map[string][]string{}, by: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		long := ""
 		for _, w := range Words {
@@ -83,13 +83,17 @@ func translate(given map[string][]string) (map[string][]string, extras, error) {
 
 type translator struct {
 	out    map[string][]string
+	by     map[string]string // the word that set a flag first
 	extras extras
 	err    error
 }
 
 func (t *translator) set(from, flag string, words ...string) {
 	if old, again := t.out[flag]; again && !slices.Equal(old, words) && t.err == nil {
-		t.err = &memory.SettingError{Setting: from, Problem: "contradicts another setting of " + flag, Remedy: "keep one of them"}
+		t.err = &memory.SettingError{Setting: from, Problem: "contradicts " + t.by[flag], Remedy: "keep one of them"}
+	}
+	if t.by[flag] == "" {
+		t.by[flag] = from
 	}
 	t.out[flag] = append([]string{}, words...)
 }
