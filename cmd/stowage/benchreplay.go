@@ -193,7 +193,7 @@ func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
 	if room := sysinfo.Read().Memory.Usable(); dev.Info().Backend == "cpu" && room > 0 && o.Footprint() > room {
-		return fmt.Errorf("the replay needs %v of memory or more and %v are available; give a smaller --width or fewer --sets", o.Footprint(), room)
+		return fmt.Errorf("the replay needs %v of memory or more and %v are available; give a smaller --width, fewer --sets, or routing counts of fewer tokens (--tokens)", o.Footprint(), room)
 	}
 	out := cmd.OutOrStdout()
 	m := measure(cmd, "replaying")

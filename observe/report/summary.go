@@ -84,6 +84,14 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 		r.miss("the profile in %s is damaged; the times of kernels are not shown", SummaryFile)
 	}
 	s.policy = more.Policy
+	s.figures = slices.DeleteFunc(s.figures, func(f Figure) bool {
+		count := f.Unit == Bytes || f.Unit == Millis || f.Name == "ranks" || f.Name == "steps" || f.Name == "tokens"
+		wrong := count && f.Value < 0 || f.Name == "ranks" && len(s.ranks) > 0 && int(f.Value) != len(s.ranks)
+		if wrong {
+			r.miss("%s says that %s is %.0f, which cannot be; it is left out", SummaryFile, f.Name, f.Value)
+		}
+		return wrong
+	})
 	return s, true
 }
 
