@@ -5,19 +5,38 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stowage-dev/stowage/internal/atomicfile"
 )
 
-// flagFile is a file that a flag or an argument names. An empty name means none.
+// flagFile is a file that a flag or an argument names. An empty name means none. A file to
+// write without a flag is one that nobody named, in place of that of --out.
 type flagFile struct{ flag, name string }
+
+// blame begins an error about writing the file.
+func (f flagFile) blame() string {
+	if f.flag == "" {
+		return ""
+	}
+	return "--" + f.flag + ": "
+}
+
+// another says how to name another file.
+func (f flagFile) another() string {
+	if f.flag == "" {
+		return "give another file with --out"
+	}
+	return "give another file"
+}
 
 // checkFiles returns an error if a file cannot be written, if two flags name the same
 // file, or if a file would replace one that the command reads.
@@ -32,6 +51,9 @@ func checkFiles(writes []flagFile, reads ...flagFile) error {
 			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
 		}
 		info, err := os.Stat(f.name)
+		if err == nil && info.IsDir() && f.flag == "" {
+			return usagef("%s is a folder; %s", f.name, f.another())
+		}
 		if err == nil && info.IsDir() {
 			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
 		}
@@ -41,7 +63,7 @@ func checkFiles(writes []flagFile, reads ...flagFile) error {
 			}
 		}
 		if err := atomicfile.Check(f.name); err != nil {
-			return usagef("--%s: %v; give a file in a folder that you may write to", f.flag, err)
+			return usagef("%s%v; %s in a folder that you may write to", f.blame(), err, strings.Replace(f.another(), "another", "a", 1))
 		}
 	}
 	return nil
@@ -88,8 +110,12 @@ func realPath(name string) string {
 
 // saveFile writes the file of a flag.
 func saveFile(f flagFile, write func(io.Writer) error) error {
-	if err := atomicfile.Write(f.name, write); err != nil {
-		return fmt.Errorf("--%s: %w", f.flag, err)
+	err := atomicfile.Write(f.name, write)
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%s%w; free some space, or %s", f.blame(), err, f.another())
+	case err != nil:
+		return fmt.Errorf("%s%w", f.blame(), err)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -73,14 +72,15 @@ type reportFiles struct{ page, perfetto, viz string }
 
 // makeReport reads the runs, and writes and prints what the flags ask for.
 func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON bool) error {
-	if !asJSON {
-		files.page = cmp.Or(files.page, defaultPage(runs))
+	out := flagFile{"out", files.page}
+	if !asJSON && files.page == "" {
+		out = flagFile{name: defaultPage(runs)}
 	}
 	var reads []flagFile
 	for _, run := range runs {
 		reads = append(reads, flagFile{name: run})
 	}
-	writes := []flagFile{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}
+	writes := []flagFile{out, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}
 	for _, f := range writes {
 		if f.name != "" && slices.ContainsFunc(runs, func(run string) bool { return isPartOf(run, f.name) }) {
 			return usagef("--%s %s is a file of the run, which would be lost; give another file to write", f.flag, f.name)
@@ -131,8 +131,8 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 			return err
 		}
 	}
-	if files.page != "" {
-		if err := saveFile(flagFile{"out", files.page}, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
+	if out.name != "" {
+		if err := saveFile(out, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	} else {
 		reportText(cmd.OutOrStdout(), r)
 	}
-	written(cmd, asJSON, "the report is", files.page)
+	written(cmd, asJSON, "the report is", out.name)
 	written(cmd, asJSON, "for Perfetto:", files.perfetto)
 	written(cmd, asJSON, "for PyTorch's viewer:", files.viz)
 	return nil

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -380,5 +381,32 @@ func TestReportOfAFolderThatMayNotBeRead(t *testing.T) {
 	_, said, code := command("report", "run")
 	if want := "stowage: run cannot be read: permission denied; give this user the right to it; see `stowage report --help`\n"; code != exitUsage || said != want {
 		t.Errorf("code %d, errors %q, want %q", code, said, want)
+	}
+}
+
+// An error about the page that nobody named does not blame a flag, and says what to do.
+func TestDefaultPageThatCannotBeWritten(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "run")
+	if _, errs, code := command("train", "--policy", "none", "--steps", "1", "--micro", "1", "--seq", "8", "--out", folder); code != 0 {
+		t.Fatal(errs)
+	}
+	page := filepath.Join(folder, "report.html")
+	for _, c := range []struct {
+		make func() error
+		args []string
+		want string
+		code int
+	}{
+		{func() error { return os.Symlink("/dev/full", page) }, nil, "stowage: cannot write " + page + ": no space left on device; free some space, or give another file with --out", exitFailure},
+		{func() error { return nil }, []string{"--out", "/dev/full"}, "stowage: --out: cannot write /dev/full: no space left on device; free some space, or give another file", exitFailure},
+		{func() error { return os.Mkdir(page, 0o755) }, nil, "stowage: " + page + " is a folder; give another file with --out", exitUsage},
+	} {
+		if err := errors.Join(os.Remove(page), c.make()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		_, errs, code := command(append([]string{"report", folder}, c.args...)...)
+		if code != c.code || !strings.Contains(errs, c.want) {
+			t.Errorf("%v: code %d, %s\nwant code %d, %s", c.args, code, errs, c.code, c.want)
+		}
 	}
 }

@@ -3,6 +3,8 @@
 
 package model
 
+import "slices"
+
 // families maps model_type to the function that fills in the layers.
 var families = map[string]func(c *config, m *Model){
 	"llama": llama, "mistral": llama,
@@ -228,9 +230,15 @@ func (c *config) deepseekFeed(i int, l *Layer, balanced bool) {
 	c.atMost("n_shared_experts times moe_intermediate_size", e.SharedWidth, "the largest width", maxSize)
 	e.Bias, e.Sigmoid = balanced, balanced
 	if method := c.word("topk_method"); method != "" {
+		if !slices.Contains([]string{"greedy", "group_limited_greedy", "noaux_tc"}, method) {
+			c.fail("topk_method is %.40q; it must be greedy, group_limited_greedy or noaux_tc", method)
+		}
 		e.Bias = method == "noaux_tc"
 	}
 	if score := c.word("scoring_func"); score != "" {
+		if score != "softmax" && score != "sigmoid" {
+			c.fail("scoring_func is %.40q; it must be softmax or sigmoid", score)
+		}
 		e.Sigmoid = score == "sigmoid"
 	}
 	l.MoE = e

@@ -161,6 +161,8 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		{"deepseek-v3", []any{"n_group", 0}, []string{"n_group is 0"}},
 		{"deepseek-v3", []any{"n_group", 8, "topk_group", 9}, []string{"topk_group is 9", "n_group, which is 8"}},
 		{"deepseek-v3", []any{"n_group", 64, "topk_group", 1}, []string{"num_experts_per_tok is 8", "the experts of topk_group groups, which is 4"}},
+		{"deepseek-v3", []any{"scoring_func", "softplus"}, []string{"scoring_func is \"softplus\"", "softmax or sigmoid"}},
+		{"deepseek-v3", []any{"topk_method", "best"}, []string{"topk_method is \"best\"", "noaux_tc"}},
 		{"deepseek-v3", []any{"num_local_experts", 64}, []string{"n_routed_experts is 256 and num_local_experts is 64", "leave one of them out"}},
 		{"mixtral-8x7b", []any{"num_experts", 16}, []string{"num_local_experts is 8 and num_experts is 16"}},
 		{"nemotron-3-nano-30b-a3b", []any{"n_group", 1, "topk_group", 2}, []string{"topk_group is 2", "n_group, which is 1"}},
