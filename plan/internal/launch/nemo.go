@@ -139,6 +139,8 @@ func (r *reader) nemoTable(t *table) {
 			if !t.flag(key, true) {
 				r.set(nemoOff[key], true)
 			}
+		case slices.Contains(nemoSwitches, key) && !isUnset(v):
+			t.flag(key, true)
 		case key == "fp8":
 			t.read[key] = true
 			r.nemoFP8(t.path+key, v)
@@ -213,6 +215,9 @@ var nemoHarmless = strings.Fields(`
 	rotary_percent rotary_percentage scale_positional_embedding seed should_pad_vocab transformer_engine transformer_impl tp_comm_overlap
 	use_cpu_initialization use_flash_attention use_te_rng_tracker normalize_attention_scores fp8_amax_compute_algo
 	fp8_amax_history_len fp8_e4m3 fp8_hybrid fp8_interval fp8_margin reduce_amax`)
+
+// nemoSwitches are harmless keys that must be true or false.
+var nemoSwitches = []string{"fp8_e4m3", "fp8_hybrid", "mcore_gpt"}
 
 // nemoLists are flags that take several words.
 var nemoLists = []string{"cuda-graph-scope", "offload-modules", "pipeline-model-parallel-layout", "recompute-modules"}

@@ -18,6 +18,8 @@ func TestWrongNeMo(t *testing.T) {
 		{start + "  hidden_size: {a: 1}", false, []string{"model.hidden_size"}},
 		{start + "  normalization: batchnorm", true, []string{"model.normalization", "batchnorm"}},
 		{start + "  activation: swish", false, []string{"model.activation is \"swish\"", "fast-swiglu"}},
+		{start + "  fp8: true\n  fp8_hybrid: e5m2", false, []string{"model.fp8_hybrid is \"e5m2\"", "true or false"}},
+		{start + "  mcore_gpt: perhaps", false, []string{"model.mcore_gpt", "true or false"}},
 		{start + "  fp8: 8", false, []string{"model.fp8 is 8", "hybrid"}},
 		{start + "  kd_config: {skip: 1}", true, []string{"model.kd_config", "teacher"}},
 		{start + "  cpu_offloading: true", true, []string{"model.cpu_offloading"}},
