@@ -240,6 +240,22 @@ func TestHostMemoryKeepsItsBound(t *testing.T) {
 	}
 }
 
+// Memory of both kinds is mapped in the larger of the driver's granules.
+func TestGranules(t *testing.T) {
+	for _, coarser := range []map[int32]int{nil, {locationDevice: 2}, {locationHostNuma: 1}, {locationDevice: 1, locationHostNuma: 2}} {
+		d, f := openFake(t, Options{})
+		f.mu.Lock()
+		f.coarser = coarser
+		f.mu.Unlock()
+		want := max(granule, granule<<max(coarser[locationDevice], 0), granule<<max(coarser[locationHostNuma], 0))
+		if fail := d.measureGranule(); fail != nil || d.granule != want {
+			t.Errorf("%v: %v, %v, want %v", coarser, d.granule, fail, want)
+		}
+		d.granule = granule
+		closeDevice(t, d)
+	}
+}
+
 // Memory that uploads pass through is beside what may be pinned.
 func TestStagingIsBesideTheBound(t *testing.T) {
 	d, _ := openFake(t, Options{HostCapacity: 1 << 60}) // cut to the bound

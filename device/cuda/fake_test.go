@@ -39,6 +39,8 @@ type fake struct {
 	total   uint64
 	version int32
 
+	coarser map[int32]int // by the kind of location: powers of two by which its granules are larger
+
 	mu      sync.Mutex
 	used    uint64
 	handles map[uintptr]any

@@ -35,7 +35,11 @@ var fakeMemory = map[string]fakeFunc{
 		out(a[0], base)
 		return out(a[1], n)
 	},
-	"cuMemGetAllocationGranularity": func(_ *fake, a []uintptr) result { return out(a[0], uint64(granule)) },
+	"cuMemGetAllocationGranularity": func(f *fake, a []uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return out(a[0], uint64(granule)<<f.coarser[device.Slice[allocationProp](uint64(a[1]), 1)[0].location.kind])
+	},
 	"cuMemAddressReserve": func(f *fake, a []uintptr) result {
 		m, err := syscall.Mmap(-1, 0, int(a[1]+uintptr(granule)), syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 		if err != nil {
