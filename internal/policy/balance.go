@@ -52,7 +52,7 @@ func Balance(ps []*Profile, l memory.Links, cfg residency.Config, allowed Allowe
 		var low *memory.BudgetError
 		switch {
 		case errors.As(err, &low):
-			lo = min(max(low.Need-1, mid), hi)
+			lo = max(low.Need-1, mid)
 		case err != nil:
 			return 0, nil, err
 		case s == nil:

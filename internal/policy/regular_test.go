@@ -134,7 +134,15 @@ func TestSection(t *testing.T) {
 	overlap := borrowed(record([]schedule.Pass{{}, {Microbatch: 1}, {Backward: true}, {Microbatch: 1, Backward: true}}, 2, modules...))
 	unfinished := repeated(2, 1, modules...)
 	unfinished.Tape.Ops = unfinished.Tape.Ops[:len(unfinished.Tape.Ops)-1]
-	for what, p := range map[string]*Profile{"one": one, "another size": other, "overlap": overlap, "unfinished": unfinished} {
+	more, scope := repeated(2, 1, modules...), repeated(2, 1, modules...)
+	for _, op := range one.Tape.Ops { // what is behind the last cut, and is never loaded
+		if more.Tape.Ops = append(more.Tape.Ops, op); op.Kind == residency.OpSave {
+			break
+		}
+	}
+	each, border := len(scope.Tape.Ops)/2, []residency.Op{{Kind: residency.OpBeginScope}, {Kind: residency.OpEndScope}}
+	scope.Tape.Ops = slices.Concat(border, scope.Tape.Ops[:each], border, scope.Tape.Ops[each:])
+	for what, p := range map[string]*Profile{"one": one, "another size": other, "overlap": overlap, "unfinished": unfinished, "a save more": more, "a scope": scope} {
 		if p.section() != nil {
 			t.Errorf("%s: there is a section", what)
 		}
