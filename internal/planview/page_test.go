@@ -155,7 +155,7 @@ func TestGeometry(t *testing.T) {
 				k.Peak.Expected += n
 			}
 			k.Peak.High = k.Peak.Expected
-			k.Reserved = Band{k.Peak.Expected, k.Peak.Expected + 5, k.Peak.Expected + 9}
+			k.Reserved = Band{k.Peak.Expected, k.Peak.Expected + 5, k.Peak.Expected + 9 + size.Draw(t, "at most")}
 			k.Groups = []Group{{Name: "a"}, {Name: "b"}}
 			r.Ranks = append(r.Ranks, k)
 		}
