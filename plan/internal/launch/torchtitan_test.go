@@ -86,6 +86,20 @@ func TestTitanNotes(t *testing.T) {
 	}
 }
 
+// Parameters stay gathered between the passes if the file says so, or if it leaves that open and there is a pipeline.
+func TestTitanReshards(t *testing.T) {
+	for rest, want := range map[string]string{
+		"": "optim_grads_params", `fsdp_reshard_after_forward = "never"`: "optim_grads", `fsdp_reshard_after_forward = "always"`: "optim_grads_params",
+		"pipeline_parallel_degree = 2": "optim_grads", "pipeline_parallel_degree = 2\nfsdp_reshard_after_forward = \"default\"": "optim_grads",
+		"pipeline_parallel_degree = 2\nfsdp_reshard_after_forward = \"always\"": "optim_grads_params",
+	} {
+		f, err := Parse([]byte(titanStart+"[parallelism]\n"+rest+"\n"), nil)
+		if err != nil || f.Args["data-parallel-sharding-strategy"] != want {
+			t.Errorf("%q: %v, %v, want %s", rest, f, err, want)
+		}
+	}
+}
+
 // Every second layer is recomputed, also if the file leaves the number to torchtitan.
 func TestTitanEveryLayer(t *testing.T) {
 	for _, rest := range []string{"[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'", "[activation_checkpoint]\nmode = 'selective'", ""} {
