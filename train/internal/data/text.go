@@ -68,7 +68,7 @@ func (t *Text) Split(share float64) (rest, held *Text, err error) {
 		return t, nil, nil
 	default:
 		at := len(t.bytes) - n
-		return NewText(t.name, t.bytes[:at:at]), NewText(t.name+" (held out)", t.bytes[at:]), nil
+		return NewText(t.name, t.bytes[:at]), NewText(t.name+" (held out)", t.bytes[at:]), nil
 	}
 }
 
