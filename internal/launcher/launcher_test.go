@@ -185,6 +185,7 @@ func TestGPU(t *testing.T) {
 		{Place{LocalRank: 3, LocalSize: 4, LocalKnown: true}, "CUDA_VISIBLE_DEVICES=3", 1, 0, ""},
 		{Place{}, "CUDA_VISIBLE_DEVICES=GPU-1234", 1, 0, ""},
 		{Place{Rank: 7, LocalRank: 1, LocalSize: 2, LocalKnown: true, Host: "h"}, "", 1, 0, "rank 7 is number 1 of 2 on h, which shows 1; start at most one rank for each GPU"},
+		{Place{Rank: 7, LocalRank: 1, LocalSize: 2, LocalKnown: true, Host: "h"}, "CUDA_VISIBLE_DEVICES=0,9", 1, 0, "rank 7 is number 1 of 2 on h, which shows 1"}, // for all ranks; the machine has no 9
 		{Place{Host: "h"}, "", 4, 0, "set LOCAL_RANK"},
 	} {
 		got, err := c.place.GPU(vars(c.env), c.visible)

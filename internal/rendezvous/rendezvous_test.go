@@ -278,6 +278,11 @@ func TestFailureInWords(t *testing.T) {
 	f.States[5].Absent, f.States[5].Missing = []int{1}, 1
 	f.States[6].Absent, f.States[6].Missing = []int{1, 2}, 2
 	f.States[7].Absent, f.States[7].Missing = []int{1, 2}, 99
+	for missing, want := range map[int]string{2: "y, where ranks 1 and 2 have not come", 3: "y, where 3 others have not come", 0: "y"} {
+		if got := (&State{Collective: "y", Absent: []int{1, 2}, Missing: missing}).where(); got != want {
+			t.Errorf("of %d missing two are told: %s, want %s", missing, got, want)
+		}
+	}
 	f.States = append([]State{{Rank: 8, Collective: "what it left", Absent: []int{1}, Missing: 1, Left: true}}, f.States...)
 	const want = "rank 1 on h ended without a word; rank 5 is in all-to-all 5 of all ranks, where rank 1 has not come; " +
 		"rank 6 is in all-to-all 6 of all ranks, where ranks 1 and 2 have not come; " +
