@@ -55,7 +55,7 @@ func TestReadEntry(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"", "[]", "{}", "null", "3", `{"ratio":1}`, `[{"policy":"none"}]`, "[1]", `{"copies":3}`, `{"total":{}}`, `{"models":[]}`,
+		"", "[]", "{}", "null", "3", `{"ratio":1}`, `[{"policy":"none"}]`, `[{"policy":"none","step_ratio":1}]`, `[{"policy":"none","params_sha256":"a"}]`, `[{"step_ratio":1,"params_sha256":"a"}]`, "[1]", `{"copies":3}`, `{"total":{}}`, `{"models":[]}`,
 		`{"models":[{"weights":{"pools":[{"pool":"max","bytes":20}]}}]}`,
 	} {
 		if e, err := ReadEntry([]byte(text)); err == nil || strings.Contains(err.Error(), "\n") {

@@ -13,6 +13,17 @@ func values(peaks, between string) string {
 	return fmt.Sprintf(`{"lm loss": {"values": {"1": 10.5}}, "iteration-time": 3, "mem-max-allocated-bytes": {"values": %s}, "mem-allocated-bytes": {"values": %s}}`, peaks, between)
 }
 
+func TestUsualGPUs(t *testing.T) {
+	for _, c := range []struct {
+		test, gpu string
+		want      int
+	}{{"moe", "h100", 8}, {"moe_1node", "h100", 8}, {"moe", "gb200", 8}, {"moe_1node", "gb200", 4}, {"moe_release_1node", "gb200", 0}, {"moe_release", "h100", 0}} {
+		if got := usualGPUs(c.test, c.gpu); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
 func TestMeasuredPeak(t *testing.T) {
 	for _, c := range []struct {
 		text string
