@@ -29,6 +29,7 @@ func TestWrongDeepSpeed(t *testing.T) {
 		{`{"zero_optimization": {"stage": 3, "cpu_offload_params": true}}`, true, []string{"cpu_offload_params"}},
 		{`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 5, "gradient_accumulation_steps": 2}`, false, []string{"train_batch_size is 64", "which is 10"}},
 		{`{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}`, true, []string{"zero_hpz_partition_size"}},
+		{`{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}`, true, []string{"zero_hpz_partition_size"}},
 		{`{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}`, true, []string{"zero_quantized_weights"}},
 		{`{"zero_optimization": {"stage": 3, "mics_shard_size": 8}}`, true, []string{"mics_shard_size"}},
 		{`{"train_batch_size": 8, "optimizer": {"type": "Lamb"}}`, true, []string{"Lamb"}},

@@ -42,7 +42,7 @@ func TestWrongMaxText(t *testing.T) {
 		{"num_experts: 8\nnum_experts_per_tok: 9", false, []string{"top_k is 9"}},
 		{"use_indexer: true\nindexer_topk: 2048", true, []string{"use_indexer"}},
 		{"engram_layers: [1]", true, []string{"engram_layers"}},
-		{"mhc_expansion_rate: 4", true, []string{"mhc_expansion_rate"}},
+		{"mhc_expansion_rate: 2", true, []string{"mhc_expansion_rate"}},
 		{"use_ring_of_experts: true", true, []string{"use_ring_of_experts"}},
 	} {
 		list = append(list, wrong{maxTextStart + c.more, c.refused, c.words})
