@@ -3,6 +3,7 @@
 package model_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -315,9 +316,17 @@ func TestMixedKeys(t *testing.T) {
 	}
 	keys, kinds := slices.Sorted(maps.Keys(every)), slices.Sorted(maps.Keys(families))
 	values := []any{0, 1, 2, 3, 4, 6, 8, 64, 4096, 1 << 20, 1 << 24, -1, nil, true, false, "M*-E", "auto", []int{0}, []string{"moe"}}
+	// Names of one size, which must agree.
+	names := [][]string{{"hidden_size", "n_embd"}, {"num_hidden_layers", "n_layer"}, {"num_attention_heads", "n_head"}, {"n_routed_experts", "num_experts", "num_local_experts"}}
 	accepted := 0
 	rapid.Check(t, func(t *rapid.T) {
 		o := files[rapid.SampledFrom(model.Presets()).Draw(t, "file")].with("num_hidden_layers", 8)
+		for _, same := range names {
+			i := max(slices.IndexFunc(same, func(key string) bool { return o[key] != nil }), 0)
+			for _, key := range same {
+				o[key] = cmp.Or(o[same[i]], every[same[i]])
+			}
+		}
 		o = o.with("model_type", rapid.SampledFrom(kinds).Draw(t, "family"))
 		for key, v := range every {
 			if _, ok := o[key]; !ok {
