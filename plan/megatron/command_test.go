@@ -336,6 +336,7 @@ func FuzzParseCommand(f *testing.F) {
 		"if [ -z $A ]; then B=1; elif x; then :; else C=2; fi; --x $B", "case $A in a|b) x;; *) y;; esac", "for i in a b; do f; done; f() { g; }", "sbatch <<E\n--x $A\nE\n",
 		"#SBATCH --nodes=2 --gres=gpu:8\nsrun -N 2 x.py --y", "A+=(1 \"$B\"); ${A[@]} ${#A[@]} ${A[1]} ${A%x*}", "$((A<2?B:(3*C)))", "[[ a == b* && ( -n $C || ! -v D ) ]] && --x",
 		"--l Et*2|(tt|)*5", "${A:-${B}} --x", "$((1+2)) --x", "# only\n", "--=", "--x 2>&1 >", "9",
+		"A=''\nB=$($A) C=`expr 1 + 2`\nx.py --x $B$C $(echo 1 | bc | xargs)", "A=$(cat <<E | tr '\n' ' '\n--x 1\nE\n)\nread -r -d '' B <<E\n--y\nE\nx.py $A $B",
 	} {
 		f.Add(s)
 	}

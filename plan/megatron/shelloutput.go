@@ -54,6 +54,8 @@ func (sh *shell) pipeline(text string) (string, bool) {
 // prints returns what a command prints from the text alone.
 func (sh *shell) prints(c simple) (string, bool) {
 	switch fields := sh.fields(c.words); {
+	case len(fields) == 0: // variables without words
+		return "", len(c.here) == 0
 	case fields[0] == "cat" && len(c.here) == 1 && (len(fields) == 1 || len(fields) == 2 && fields[1] == "-"):
 		return sh.here(c.here[0]), true
 	case len(c.here) > 0 || len(fields) < 2:
@@ -123,7 +125,7 @@ func (sh *shell) here(h *hereText) string {
 	return strings.Join(e.fields, " ")
 }
 
-// readHere follows read -d ” NAME <<EOF, which sets a variable to a here-document. It reports
+// readHere follows the command read -r -d "" NAME <<EOF, which sets a variable to a here-document. It reports
 // whether the command is that.
 func (sh *shell) readHere(fields []string, here []*hereText) bool {
 	if fields[0] != "read" || len(here) != 1 || len(fields) < 4 || !isName(fields[len(fields)-1]) {
