@@ -4,7 +4,11 @@
 package cpu
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -60,6 +64,39 @@ func TestWaitersAnnounceThemselves(t *testing.T) {
 		t.Errorf("%d waiters are counted after the last has left", n)
 	}
 	line.wait(2) // which is done
+}
+
+// advance sets the count before it looks for waiters, and a waiter announces itself before it looks at the count. In any other
+// order a waiter that comes between the two of advance sleeps for ever, which takes nanoseconds that no test hits. So
+// this one reads the source.
+func TestOrderOfAWakeUp(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "timeline.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string][]string{} // of the two atomic numbers, by function
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			call, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if number, ok := call.X.(*ast.SelectorExpr); ok && (number.Sel.Name == "done" || number.Sel.Name == "waiters") {
+				calls[f.Name.Name] = append(calls[f.Name.Name], number.Sel.Name+"."+call.Sel.Name)
+			}
+			return true
+		})
+	}
+	if got, want := calls["advance"], []string{"done.Store", "waiters.Load"}; !slices.Equal(got, want) {
+		t.Errorf("advance calls %v, want %v", got, want)
+	}
+	if got, want := calls["wait"], []string{"done.Load", "waiters.Add", "done.Load", "waiters.Add"}; !slices.Equal(got, want) {
+		t.Errorf("wait calls %v, want %v: whether it waits at all, and then in this order", got, want)
+	}
 }
 
 // returns fails the test if the functions do not all come back.
