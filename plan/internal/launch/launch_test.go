@@ -104,7 +104,9 @@ func checkWrong(t *testing.T, list []wrong) {
 
 // Files of others are left to others.
 func TestNotALaunchFile(t *testing.T) {
-	for _, text := range []string{"", "{}", "[]", "7", `{"hidden_size": 8}`, `{"hidden_size": 8, "bf16": true, "fp16": false}`, "num-layers: 2\nhidden-size: 8", "torchrun pretrain_gpt.py --num-layers 2"} {
+	for _, text := range []string{"", "{}", "[]", "7", `{"hidden_size": 8}`, `{"hidden_size": 8, "bf16": true, "fp16": false}`, "num-layers: 2\nhidden-size: 8", "torchrun pretrain_gpt.py --num-layers 2",
+		"base_config=a.sh\nmodel_name=llama\ntorchrun pretrain_gpt.py --num-layers 2", "model_name=llama max_target_length=8\ntorchrun pretrain_gpt.py \\\n\t--num-layers 2",
+	} {
 		if f, err := Parse([]byte(text), nil); f != nil || err != nil {
 			t.Errorf("%q is read as %v, %v", text, f, err)
 		}

@@ -31,8 +31,15 @@ var maxTextQuantization = regexp.MustCompile(`^(int|fp|aqt_|te_|nanoo_|qwix)[a-z
 // learning rates, positions, tiles of kernels.
 var maxTextHarmless = regexp.MustCompile(`^(adam_|allow_|async_|attention$|base_config$|base_output|beta_|checkpoint|colocated|compile_|cosine|data_|dataset|decoder_block$|dropout|dump_|enable_|eval_|float32_|gcs_|goodput|gradient_clipping|grain|hardware$|hf_|hlo_|init_|jax_|learning_rate|load_|log_|logits_|max_position|max_segments|metrics|mlp_activations|monitor|mscale|n_routing|norm_topk|normaliz|num_slices|original_max|override_model|packing|profil|reuse_|rope_|routed_|run_name|sa_|save_|scan_layers|skip_|steps$|tfds|tokenizer|topk_routing|upload|use_iota|vocab_relative|warmup|weight_decay|wi_tile|wo_tile|xla_)`)
 
-// isMaxText reports whether a file has two of MaxText's keys, which no other system has.
+// megatronFlag finds a flag without which no script of Megatron-LM has a model. Its variables may have the names of
+// MaxText's keys.
+var megatronFlag = regexp.MustCompile(`(?:^|\s)--(?:num-layers|hidden-size|micro-batch-size)[\s=]`)
+
+// isMaxText reports whether a file has two of MaxText's keys, and is no script of Megatron-LM.
 func isMaxText(data []byte) bool {
+	if megatronFlag.Match(data) {
+		return false
+	}
 	var found []string
 	for _, m := range maxTextKey.FindAllSubmatch(data, 64) {
 		if key := string(m[1]); !slices.Contains(found, key) {
