@@ -98,8 +98,7 @@ func (a *abbreviations) notes(args map[string]any) (notes []string) {
 
 // several says which flags a name that is none may abbreviate, or nothing if it is not the
 // beginning of several.
-func several(name string) string {
-	a := abbreviations{}
+func (a *abbreviations) several(name string) string {
 	begin := a.beginning(name)
 	if len(begin) < 2 {
 		return ""

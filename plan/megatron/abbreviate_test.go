@@ -1,9 +1,12 @@
 package megatron
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/spell"
 )
 
 const plainJob = " --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 128 --micro-batch-size 1"
@@ -67,6 +70,42 @@ func TestQueryGroupsWithoutTheirFlag(t *testing.T) {
 	for _, quiet := range []string{"", " --num-query-groups 4", " --num-query-groups 2 --group-query-attention"} {
 		if notes, _, _, _ := notesOf(t, "job.sh", job+quiet); strings.Contains(strings.Join(notes, ";"), "query") {
 			t.Errorf("%s: %q", quiet, notes)
+		}
+	}
+}
+
+// What a flag that is not known costs does not grow with the flags that are: a file may have thousands of them.
+func TestManyUnknownFlags(t *testing.T) {
+	made := func(n int) float64 {
+		args := map[string]any{"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128, "max-position-embeddings": 128, "vocab-size": 128, "micro-batch-size": 1}
+		for i := range n {
+			args[fmt.Sprintf("surprising-thing-%d", i)] = true
+		}
+		return testing.AllocsPerRun(1, func() {
+			if _, warnings, err := FromArgs(args, Options{}); err != nil || len(warnings) < n {
+				t.Errorf("%d notes, %v", len(warnings), err)
+			}
+		})
+	}
+	if few, many := made(10), made(110); (many-few)/100 > 200 {
+		t.Errorf("each of 100 unknown flags takes %.0f allocations", (many-few)/100)
+	}
+}
+
+// What passes over far words takes none for farther than it is.
+func TestAtLeast(t *testing.T) {
+	if n := atLeast("layers-num", "num-layers"); n != 0 {
+		t.Errorf("%d letters of the same word in another order have to change", n)
+	}
+	if n := atLeast("tp", "--tp=44"); n != 5 {
+		t.Errorf("%d letters have to be inserted, want 5", n)
+	}
+	flags := (&abbreviations{}).beginning("m")
+	for i, a := range flags {
+		for _, b := range flags[:min(i, 9)] {
+			if n := spell.Distance(a, b); atLeast(a, b) > n || atLeast(a[:len(a)/2], a) != len(a)-len(a)/2 {
+				t.Errorf("%s and %s are %d letters apart, not at least %d", a, b, n, atLeast(a, b))
+			}
 		}
 	}
 }

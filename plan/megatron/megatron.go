@@ -119,13 +119,14 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 // is not known and whose name speaks of memory is an error.
 func (r *reader) leftovers(file bool) {
 	ignored, unmodelled := ignoredFlags(), unmodelledFlags()
+	known, short := slices.Sorted(maps.Keys(r.known)), &abbreviations{}
 	for _, name := range slices.Sorted(maps.Keys(r.args)) {
 		switch v := r.args[name]; {
 		case r.known[name] || ignored[name] || v.off:
 		case unmodelled[name] != "":
 			r.warn(name, "is not part of the forecast: "+unmodelled[name])
 		default:
-			r.unknown(name, file)
+			r.unknown(name, file, known, short)
 		}
 	}
 }
@@ -133,8 +134,8 @@ func (r *reader) leftovers(file bool) {
 // unknown says what to do about a flag that Megatron-LM does not have either. A
 // flag one or two letters away from one that decides about memory is an error:
 // leaving it out would give a wrong answer that looks right.
-func (r *reader) unknown(name string, file bool) {
-	near, distance := nearest(name, r.known)
+func (r *reader) unknown(name string, file bool, known []string, short *abbreviations) {
+	near, distance := nearest(name, known, max(2, len(name)/3))
 	if distance <= 2 && r.err == nil {
 		r.err = fmt.Errorf("--%s is not a flag of Megatron-LM; did you mean --%s?", name, near)
 		return
@@ -146,7 +147,7 @@ func (r *reader) unknown(name string, file bool) {
 		}
 	}
 	text := "is not known, and was left out"
-	if both := several(name); both != "" {
+	if both := short.several(name); both != "" {
 		text = both
 	} else if distance <= len(name)/3 {
 		text += "; the nearest flag that matters here is --" + near
