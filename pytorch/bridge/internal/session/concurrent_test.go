@@ -16,6 +16,28 @@ import (
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
+// Calls run with the session's lock, whatever they return, and leave it free.
+func TestCallsHoldTheLock(t *testing.T) {
+	s := opened(t, `{"device": "cpu"}`, nil)
+	for name, call := range map[string]func(fn func() error) error{
+		"guard":          s.guard,
+		"guardReturning": func(fn func() error) error { _, err := s.guardReturning(fn); return err },
+	} {
+		ran := 0
+		err := call(func() error {
+			if ran++; s.mu.TryLock() {
+				t.Errorf("a call in %s runs without the lock", name)
+				s.mu.Unlock()
+			}
+			return nil
+		})
+		if err != nil || ran != 1 || !s.mu.TryLock() {
+			t.Fatalf("%s: %v, %d calls, or the lock is not free", name, err, ran)
+		}
+		s.mu.Unlock()
+	}
+}
+
 // SPEC S6.4: calls may come from any goroutine. Run under the race detector, this test
 // notices a call without the session's lock.
 func TestCallsAtTheSameTime(t *testing.T) {
