@@ -38,6 +38,14 @@ func (f flagFile) another() string {
 	return "give another file"
 }
 
+// written is the file in an error about two files.
+func (f flagFile) written() string {
+	if f.flag == "" {
+		return "the page"
+	}
+	return "--" + f.flag
+}
+
 // checkFiles returns an error if a file cannot be written, if two flags name the same
 // file, or if a file would replace one that the command reads.
 func checkFiles(writes []flagFile, reads ...flagFile) error {
@@ -57,9 +65,18 @@ func checkFiles(writes []flagFile, reads ...flagFile) error {
 		if err == nil && info.IsDir() {
 			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
 		}
-		for _, other := range append(writes[:i:i], reads...) {
+		for _, other := range writes[:i] {
 			if sameFile(f.name, other.name) {
-				return usagef("--%s and %s name the same file, %s; give another file to write", f.flag, other, f.name)
+				return usagef("%s and %s name the same file, %s; give another file to write", f.written(), other.written(), f.name)
+			}
+		}
+		for _, other := range reads {
+			if sameFile(f.name, other.name) {
+				remedy := "give another file to write"
+				if f.flag == "" {
+					remedy = f.another()
+				}
+				return usagef("%s and %s name the same file, %s; %s", f.written(), other, f.name, remedy)
 			}
 		}
 		if err := atomicfile.Check(f.name); err != nil {

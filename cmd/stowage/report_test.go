@@ -410,3 +410,20 @@ func TestDefaultPageThatCannotBeWritten(t *testing.T) {
 		}
 	}
 }
+
+// The page that nobody named has no flag in an error, also beside another file.
+func TestDefaultPageBesideOthers(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("report.html", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"report a b --perfetto report.html": "stowage: --perfetto and the page name the same file, report.html; give another file to write",
+		"report report.html b":              "stowage: the page and an argument name the same file, report.html; give another file with --out",
+		"report a b --out x --perfetto x":   "stowage: --perfetto and --out name the same file, x; give another file to write",
+	} {
+		if _, errs, code := command(strings.Fields(line)...); code != exitUsage || !strings.HasPrefix(errs, want) {
+			t.Errorf("%s: code %d, %s\nwant %s", line, code, errs, want)
+		}
+	}
+}
