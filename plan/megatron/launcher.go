@@ -196,6 +196,9 @@ func (l *launcher) write(args map[string]any) {
 	if l.world > 0 && l.each == 0 && (l.nodes == 0 || l.world%l.nodes != 0) {
 		l.nodes, l.unset = 0, "" // all processes are counted, wherever they run
 	}
+	if l.nodes == 0 && l.unset == "" && l.tasks > 0 && l.all%l.tasks == 0 {
+		l.nodes = l.all / l.tasks // which Slurm takes
+	}
 	nodes := max(l.nodes, 1)
 	shared := func(n int) bool { return n > 0 && n%nodes == 0 }
 	each := l.each

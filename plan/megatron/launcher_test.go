@@ -61,6 +61,10 @@ func TestLauncherFlags(t *testing.T) {
 		"nnodes=2 nproc-per-node=7":  {nodes: 2, gpusAll: 14, all: 4},
 		"nnodes=2 nproc-per-node=10": {nodes: 2, tasks: 1, gpusTask: 10, gpusAll: 14},
 		"nnodes=x nproc-per-node=y":  {unset: "x", unsetEach: "y"},
+		"nnodes=2 nproc-per-node=16": {all: 32, tasks: 16}, // Slurm takes as many nodes as that takes
+		"nnodes=4 nproc-per-node=8":  {all: 4, tasks: 1, each: 8},
+		"nproc-per-node=5":           {all: 16, tasks: 5},
+		"nnodes=z nproc-per-node=8":  {all: 16, tasks: 8, unset: "z"},
 	} {
 		args := map[string]any{}
 		if l.write(args); flat(args) != want {
