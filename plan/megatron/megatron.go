@@ -132,11 +132,11 @@ func (r *reader) leftovers(file bool) {
 }
 
 // unknown says what to do about a flag that Megatron-LM does not have either. A
-// flag one or two letters away from one that decides about memory is an error:
-// leaving it out would give a wrong answer that looks right.
+// flag one or two letters away from one that decides about memory, and no more than a third of
+// them, is an error: leaving it out would give a wrong answer that looks right.
 func (r *reader) unknown(name string, file bool, known []string, short *abbreviations) {
 	near, distance := nearest(name, known, max(2, len(name)/3))
-	if distance <= 2 && r.err == nil {
+	if distance <= min(2, max(1, len(name)/3)) && r.err == nil {
 		r.err = fmt.Errorf("--%s is not a flag of Megatron-LM; did you mean --%s?", name, near)
 		return
 	}

@@ -141,6 +141,7 @@ func TestWarnings(t *testing.T) {
 		{"", []any{"fp32-residual-connection", false}},
 		{"--distribute-saved-activations: is not part of the forecast: what full recomputation keeps", []any{"distribute-saved-activations", true}},
 		{"--brand-new-flag: is not known, and was left out", []any{"brand-new-flag", 1}},
+		{"--zz16: is not known, and was left out", []any{"zz16", 1}}, // half of its letters are not those of --bf16
 		{"nearest flag that matters here is --moe-router-topk", []any{"moe-router-topscore", 1}},
 		{"--activation-offload-fraction: a fraction of 0 offloads nothing", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "activation-offload-fraction", 0}},
 		{"--moe-expert-rank-capacity-factor: 0.5 leaves room for fewer rows than balanced routing sends", []any{"moe-paged-stash", true, "moe-expert-rank-capacity-factor", 0.5, "moe-token-dispatcher-type", "flex", "moe-flex-dispatcher-backend", "hybridep", "num-experts", 8}},
