@@ -64,8 +64,8 @@ func abort(t *testing.T, w World) {
 		if _, err := c.Gather(nil); err != nil { // all ranks know that the barrier was made
 			return err
 		}
-		if c.Rank() == last { // a reason may be long and have any characters
-			c.Abort(errors.New("the disk is full" + strings.Repeat(" \"\n\x01<é>", 4000)))
+		if c.Rank() == last { // a reason may be long, in characters that letters spell out
+			c.Abort(errors.New("the disk is full" + " \"\n<é>" + strings.Repeat("\x01", 20_000)))
 		}
 		on := c
 		if c.Rank()%2 == 0 {
