@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
 )
@@ -307,6 +308,21 @@ func TestAbort(t *testing.T) {
 		var f *Failure
 		if err := s.Close(); !errors.As(err, &f) || f.Rank != 2 || err.Error() != want {
 			t.Errorf("rank %d: got %v, want %s", rank, err, want)
+		}
+	}
+}
+
+// A reason of any length is heard, as much of it as fits a message, and whatever JSON makes of its characters.
+func TestLongReasons(t *testing.T) {
+	for _, fill := range []string{"\x01", "é"} {
+		sessions := joined(t, 2, nil)
+		sessions[1].Abort(errors.New("the disk is full!" + strings.Repeat(fill, 300_000)))
+		for _, s := range sessions {
+			<-s.Failed()
+			if why := s.Err().Error(); !strings.Contains(why, "rank 1") || !strings.Contains(why, "failed: the disk is full") || !strings.HasSuffix(why, "…") || !utf8.ValidString(why) {
+				t.Errorf("%q: rank %d hears %.80q", fill, s.Place().Rank, why)
+			}
+			_ = s.Close() // the failure again
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -127,12 +128,15 @@ func (s *Session) States(ctx context.Context) ([]State, error) {
 // Abort makes all ranks fail because of an error on this one, and returns when they know. If
 // another rank ended before, that is the failure, because such errors follow from it.
 func (s *Session) Abort(err error) {
-	state := s.state()
-	_ = s.send(&message{Kind: abort, Text: fmt.Sprintf("failed: %v", err), State: state})
+	state, why := s.state(), fmt.Sprintf("failed: %v", err)
+	if len(why) > mostReason {
+		why = strings.ToValidUTF8(why[:mostReason], "") + "…"
+	}
+	_ = s.send(&message{Kind: abort, Text: why, State: state})
 	select {
 	case <-s.failed:
 	case <-time.After(s.opts.Patience):
-		s.fail(&Failure{State: state, Why: fmt.Sprintf("failed: %v", err)})
+		s.fail(&Failure{State: state, Why: why})
 	}
 	if s.service != nil {
 		s.service.wait() // who ends now would end it for others that have not been told

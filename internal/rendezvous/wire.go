@@ -18,6 +18,8 @@ const (
 	MaxValue = 64 << 10
 	maxFrame = 4 << 20 // the states of all ranks at most
 	maxHello = 8 << 10 // before a connection has said who it is
+	// mostReason is the most bytes of a reason to give up. JSON makes at most six of one, and rank 0 reads 2*MaxValue of a message.
+	mostReason = MaxValue / 4
 )
 
 // kind says what a message is.
