@@ -106,6 +106,38 @@ func TestLeakNamesThePlace(t *testing.T) {
 	}
 }
 
+// After a report frees wait, because they may be part of the race. The end of their stream or of the device makes them.
+func TestFreesAfterAReport(t *testing.T) {
+	inner, err := openCPU()
+	must(err)
+	d := check.New(check.Options{Report: func(error) {}}).Wrap(inner)
+	var streams [3]device.Stream
+	var bufs [3]*device.Buffer
+	for i := range streams {
+		streams[i], err = d.NewStream(fmt.Sprint(i))
+		must(err)
+		bufs[i], err = d.Alloc(memory.Device, size, fmt.Sprint("buffer ", i))
+		must(err)
+	}
+	held := func() int { return int(inner.Memory().Kind[memory.Device].Current) / size }
+	for _, s := range streams[:2] {
+		s.Fill(bufs[0].All(), 1) // a race
+	}
+	for i, s := range streams {
+		s.Free(bufs[i])
+	}
+	must(inner.Sync())
+	before := held()
+	_ = streams[1].Close() // the race
+	if now := held(); before != 3 || now != 2 {
+		t.Errorf("%d buffers were held after their frees, and %d after the end of one stream; want 3 and 2", before, now)
+	}
+	var race *check.Race
+	if err := d.Close(); !errors.As(err, &race) || strings.Contains(err.Error(), "never freed") || held() != 0 {
+		t.Errorf("%d buffers are held: %v", held(), err)
+	}
+}
+
 // helper issues for its caller, as a mechanism does for a model.
 func helper(s device.Stream, r device.Range) { s.Fill(r, 1) }
 
