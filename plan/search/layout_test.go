@@ -76,6 +76,38 @@ func TestLayoutIsExact(t *testing.T) {
 	}
 }
 
+// Every place of an answer is exact, not the first alone: the search goes on until no layout can take the last place.
+func TestEveryPlaceIsExact(t *testing.T) {
+	s := small(t)
+	s.Layout = plan.Layout{World: 4}
+	o := Options{Budget: 20e9, Micro: []int{1, 2}} // without policies it is quick
+	list, err := candidates(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var totals []cost.Seconds
+	for _, c := range list {
+		if c.search(o); c.best != nil {
+			totals = append(totals, c.total)
+		}
+	}
+	slices.Sort(totals)
+	for _, o.Top = range []int{1, 7} {
+		r, err := Layout(s, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Best) != o.Top || r.Searched >= r.Possible {
+			t.Errorf("top %d: %d layouts, %d of %d searched; the test says nothing", o.Top, len(r.Best), r.Searched, r.Possible)
+		}
+		for i, p := range r.Best {
+			if got := p.Policy.After.Step.Total; got > totals[i]*(1+1e-9) {
+				t.Errorf("place %d of %d takes %v s, and %v of all layouts", i, o.Top, got, totals[i])
+			}
+		}
+	}
+}
+
 func TestLayoutRefuses(t *testing.T) {
 	s := small(t)
 	s.Layout = plan.Layout{}
