@@ -67,22 +67,36 @@ func jsonKeys(text []byte, line int, under string) (keys []Key) {
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return nil
 	}
-	lineAt := func(offset int) int { return line + bytes.Count(text[:offset], []byte("\n")) }
+	at := lines{text: text, line: line}
 	for d.More() {
 		t, err := d.Token()
 		name, is := t.(string)
-		at := lineAt(int(d.InputOffset()))
+		line := at.of(int(d.InputOffset()))
 		var value json.RawMessage
 		if err != nil || !is || d.Decode(&value) != nil {
 			return keys
 		}
 		if under == "" {
-			keys = append(keys, Key{Name: name, Value: string(value), Line: at})
+			keys = append(keys, Key{Name: name, Value: string(value), Line: line})
 		} else if name == under {
-			return jsonKeys(value, lineAt(int(d.InputOffset())-len(value)), "")
+			return jsonKeys(value, at.of(int(d.InputOffset())-len(value)), "")
 		}
 	}
 	return keys
+}
+
+// lines counts the lines of a text from its beginning to its end. It looks at each byte once,
+// so the keys of an object of megabytes take no longer than its bytes.
+type lines struct {
+	text       []byte
+	line, seen int // the line of text[seen]
+}
+
+// of returns the line of an offset, which must not be before the last one.
+func (l *lines) of(offset int) int {
+	l.line += bytes.Count(l.text[l.seen:offset], []byte("\n"))
+	l.seen = offset
+	return l.line
 }
 
 // Contradiction returns an error if a key is there twice with different values. Most readers of
