@@ -105,6 +105,23 @@ func jsonLine(text []byte, err error) int {
 	return 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n"))
 }
 
+// tooLarge reports whether an object of JSON cannot be read for a number beyond a float64.
+func tooLarge(err error) bool {
+	var typed *json.UnmarshalTypeError
+	return errors.As(err, &typed) && strings.HasPrefix(typed.Value, "number ")
+}
+
+// twice returns an error if an object of JSON gives a key of a model different values. The
+// reader takes the last one without a word.
+func twice(text []byte) error {
+	for _, table := range []string{"", "text_config"} {
+		if err := input.Contradiction(input.JSONKeys(input.JSON(text), table)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // load reads the keys of a file, or of the config.json in a folder.
 func (s *ModelSpec) load() error {
 	file := s.Name
@@ -115,11 +132,20 @@ func (s *ModelSpec) load() error {
 	if err != nil {
 		return blame("Model", fmt.Errorf("cannot read %s: %w%s", file, input.Cause(err), input.Hub(file, err)))
 	}
+	if bytes.IndexByte(text, 0) >= 0 { // UTF-16, a compressed file
+		return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: errors.New("expected text in UTF-8, got binary data")}}
+	}
 	keys := map[string]any{}
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}")
 	}
 	if wrong := json.Unmarshal(input.JSON(text), &keys); wrong != nil {
+		if tooLarge(wrong) {
+			if _, named := model.ParseHF(text); named != nil {
+				wrong = named // it names the key, if it is one of a model
+			}
+			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: input.Plain(wrong)}}
+		}
 		err := wrong
 		var syntax *json.SyntaxError
 		if !strings.HasSuffix(strings.ToLower(file), ".json") || !errors.As(wrong, &syntax) {
@@ -140,6 +166,8 @@ func (s *ModelSpec) load() error {
 		case err != nil:
 			return refuse("Model", s.Name, "is neither JSON nor YAML", "give the config.json of a model, or the same keys in YAML")
 		}
+	} else if err := twice(text); err != nil {
+		return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
 	}
 	if len(keys) == 0 { // an empty file, or null
 		return refuse("Model", s.Name, "says nothing", "give the config.json of a model, or the same keys in YAML")
