@@ -74,8 +74,8 @@ Nothing is allocated. The figures are the plans that sharded training follows.`,
 		if err := cmp.Or(checkRecompute(models, o.Recompute), checkHeads(models, o.TP)); err != nil {
 			return err
 		}
-		if o.EP > 1 && !slices.ContainsFunc(models, hasExperts) {
-			return usagef("--ep %d has no experts of %s to divide; leave it out", o.EP, models[0].Name)
+		if err := checkExperts(cmd, models, o); err != nil {
+			return err
 		}
 		return benchPools(cmd, models, o, *svg, page, *asJSON)
 	}
@@ -111,6 +111,26 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	o.Gradients = bench.PoolTypes[at]
 	if o.Fallback, err = bucket.ParseFallback(fallback); err != nil {
 		return usagef("--fallback must be persistent or dynamic, not %q", fallback)
+	}
+	return nil
+}
+
+// checkExperts returns an error if --ep or --etp has no experts to divide, or if the ranks of
+// --etp do not divide them.
+func checkExperts(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions) error {
+	given := cmd.Flags().Changed("etp")
+	switch none := !slices.ContainsFunc(models, hasExperts); {
+	case none && o.EP > 1:
+		return usagef("--ep %d has no experts of %s to divide; leave it out", o.EP, models[0].Name)
+	case none && given && o.ETP > 1:
+		return usagef("--etp %d has no experts of %s to divide; leave it out", o.ETP, models[0].Name)
+	}
+	for _, m := range models {
+		for _, l := range m.Layers {
+			if given && l.MoE != nil && l.MoE.Width%o.ETP != 0 {
+				return usagef("--etp %d does not divide the width of an expert of %s, which is %d; choose one that does", o.ETP, m.Name, l.MoE.Width)
+			}
+		}
 	}
 	return nil
 }
