@@ -124,6 +124,11 @@ func (s *Setup) checkBounds() error {
 	case s.boundOf(1) < mostBytes:
 		return fmt.Errorf("%s %g makes more bytes of expert rows than can be counted; give a smaller one", name, most)
 	}
+	one := *s
+	one.Batch.Global = s.Batch.Global / s.Microbatches()
+	if one.boundOf(1) < mostBytes {
+		return fmt.Errorf("--global-batch-size %d makes more microbatches than can be counted; give a smaller one", s.Batch.Global)
+	}
 	return fmt.Errorf("--micro-batch-size %d x --seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
 }
 

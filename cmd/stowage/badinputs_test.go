@@ -321,6 +321,10 @@ ring
 --model llama-3-8b --fraction 0.5
 --model llama-3-8b --dispatcher deepep
 --model llama-3-8b --routing balanced
+--model mixtral-8x7b --gpus 8 --routing skewed:1.5
+--model llama-3-8b --gpus 8 --gbs 67108864
+--model llama-3-8b --gpus 8 --layout 'Et*16|t*16L'
+--model llama-3-8b --gpus 8 --pp 2 --vpp 1000
 explain
 explain '' --model llama-3-8b --gpu h100
 explain zzz --model llama-3-8b --gpu h100
@@ -392,7 +396,9 @@ run`},
 --report no/x.html
 --svg a --report a
 --model small.json --svg small.json
---model llama-3-8b --ep 2`},
+--model llama-3-8b --ep 2
+--model llama-3-8b --etp 2
+--model mixtral-8x7b --ep 8 --etp 3`},
 	{"bench stash ", `
 --synth zipf --skew 1e308
 --trace /nosuch

@@ -182,8 +182,11 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	n, err := s.Normalise()
-	if err == nil && n.Layout.EP > 1 { // otherwise the layout may be searched
-		if most := plan.MostImbalance(n.Model, n.Layout); j.skew > most {
+	if err == nil && (n.Layout.EP > 1 || !j.anyLayout) {
+		switch most := plan.MostImbalance(n.Model, n.Layout); {
+		case j.skew > 1 && n.Layout.EP == 1:
+			return nil, nil, usagef("--routing skewed:%s is impossible: with --ep 1 every rank has all experts; give --ep, or leave it out", figures(j.skew, -1))
+		case j.skew > most:
 			return nil, nil, usagef("--routing skewed:%s is impossible: with --ep %d a rank gets at most %g x the mean; give at most that", figures(j.skew, -1), n.Layout.EP, most)
 		}
 	}

@@ -281,6 +281,8 @@ func layoutPieces(text string, layers, pp, depth int) ([]piece, error) {
 		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q holds %d layers, but the model has %d; try %q", text, found, layers, suggestLayout(layers, len(pieces), depth))
 	case mtp != depth:
 		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d m, but --mtp-num-layers is %d; try %q", text, mtp, depth, suggestLayout(layers, len(pieces), depth))
+	case pp == 1 && len(pieces) > 1:
+		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d stages, and --pipeline-model-parallel-size is 1; give %d, or a layout of one stage", text, len(pieces), len(pieces))
 	case len(pieces)%pp != 0:
 		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d stages, which do not divide by --pipeline-model-parallel-size %d; try %q", text, len(pieces), pp, suggestLayout(layers, multiple(len(pieces), pp), depth))
 	}
@@ -324,7 +326,11 @@ func (f splitFlags) split(layers, pp, depth int) ([]int, error) {
 	for range vpp {
 		for rank, n := range ranks {
 			if n%vpp != 0 {
-				return nil, fmt.Errorf("%d virtual stages do not divide the %d layers of pipeline rank %d; the nearest number that does is %d, or use --pipeline-model-parallel-layout %q", vpp, n, rank, divisor(n, vpp), suggestLayout(layers, pp*vpp, depth))
+				or := ""
+				if pp*vpp <= layers { // further stages would be empty
+					or = fmt.Sprintf(", or use --pipeline-model-parallel-layout %q", suggestLayout(layers, pp*vpp, depth))
+				}
+				return nil, fmt.Errorf("%d virtual stages do not divide the %d layers of pipeline rank %d; the nearest number that does is %d%s", vpp, n, rank, divisor(n, vpp), or)
 			}
 			counts = append(counts, n/vpp)
 		}
