@@ -501,3 +501,14 @@ func TestPlanNotesOfContradictions(t *testing.T) {
 		}
 	}
 }
+
+// Room for more rows than can arrive is told, and what can arrive is not.
+func TestPlanNoteOfNeedlessRoom(t *testing.T) {
+	for capacity, want := range map[string]bool{"4": false, "4.5": true, "1000": true} {
+		stdout, stderr, code := command(strings.Fields("plan --model mixtral-8x7b --gpus 8 --ep 8 --stash " + capacity)...)
+		note := "--moe-expert-rank-capacity-factor " + capacity + " leaves room for more rows than a rank can get, which is 4 x the balanced ones; give at most that"
+		if got := strings.Contains(strings.Join(strings.Fields(stdout), " "), note); code != exitOK || got != want {
+			t.Errorf("--stash %s: code %d, errors %q, noted %v, want %v", capacity, code, stderr, got, want)
+		}
+	}
+}

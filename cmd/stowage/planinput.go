@@ -190,6 +190,11 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 			return nil, nil, usagef("--routing skewed:%s is impossible: with --ep %d a rank gets at most %g x the mean; give at most that", figures(j.skew, -1), n.Layout.EP, most)
 		}
 	}
+	if err == nil && !j.anyLayout {
+		if most := plan.MostImbalance(n.Model, n.Layout); n.Stash.RankCapacity > most {
+			notes = append(notes, fmt.Sprintf("--moe-expert-rank-capacity-factor %s leaves room for more rows than a rank can get, which is %g x the balanced ones; give at most that", figures(n.Stash.RankCapacity, -1), most))
+		}
+	}
 	if err == nil && j.counted > 0 && n.Layout.EP*n.Layout.ETP != j.counted {
 		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
