@@ -299,6 +299,36 @@ func TestReportOfDamagedRun(t *testing.T) {
 }
 
 // What is wrong is one sentence, with code 2.
+// A run whose traces cannot be read is refused in words of its files.
+func TestPicturesOfDamagedTraces(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("run/trace", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"folder": {func(path string) error { return os.Mkdir(path, 0o755) }, "rank-0.trace: it is a folder; expected a file"},
+		"text":   {func(path string) error { return os.WriteFile(path, []byte("hello"), 0o600) }, "rank-0.trace: this is not a trace; expected a rank-N.trace file of a run"},
+		"large": {func(path string) error {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				return err
+			}
+			return os.Truncate(path, 1<<40)
+		}, "rank-0.trace: it is larger than 256.0 MiB, the most that is read of such a file"},
+	} {
+		if err := errors.Join(os.RemoveAll("run/trace/rank-0.trace"), c.make("run/trace/rank-0.trace")); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, "run/metrics.jsonl", "{}\n")
+		_, stderr, code := command("report", "run", "--perfetto", "x")
+		if want := "stowage: --perfetto: run has no trace that can be read: " + c.want + "; see `stowage report --help`\n"; code != exitUsage || stderr != want {
+			t.Errorf("%s: code %d, errors %q, want %q", name, code, stderr, want)
+		}
+	}
+}
+
 func TestReportErrors(t *testing.T) {
 	var all strings.Builder
 	t.Run("lines", func(t *testing.T) {

@@ -399,9 +399,9 @@ func (r *Run) lacking(left, early, full lacks) {
 	switch len(left.names) {
 	case 0:
 	case 1:
-		r.miss("%s is left out: %s", left.names[0], strings.TrimPrefix(left.why.Error(), "trace: "))
+		r.miss("%s is left out: %s", left.names[0], inFewWords{left.why})
 	default:
-		r.miss("%d traces of %s are left out (the first: %s)", len(left.names), ranksText(left.ranks), strings.TrimPrefix(left.why.Error(), "trace: "))
+		r.miss("%d traces of %s are left out (the first: %s)", len(left.names), ranksText(left.ranks), inFewWords{left.why})
 	}
 	switch len(early.names) {
 	case 0:

@@ -4,11 +4,15 @@ package report
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -26,11 +30,11 @@ func ReadTraces(run string, most int64) (all []*trace.Trace, err error) {
 		t, cannot := readPacked(f.Path)
 		if cannot == nil {
 			if why := fellows.strange(t.Header, f.Part); why != "" {
-				cannot = fmt.Errorf("trace: %s is left out: %s", f.Path, why)
+				cannot = errors.New(why)
 			}
 		}
 		if cannot != nil {
-			err = cmp.Or(err, cannot)
+			err = cmp.Or(err, fmt.Errorf("%s: %w", filepath.Base(f.Path), inFewWords{input.Cause(cannot)}))
 			continue
 		}
 		all = append(all, t)
@@ -43,6 +47,12 @@ func ReadTraces(run string, most int64) (all []*trace.Trace, err error) {
 	}
 	return nil, fmt.Errorf("%s has no trace; in a comparison, give the folder of one policy", run)
 }
+
+// inFewWords is an error about a trace without the name of the package that found it.
+type inFewWords struct{ error }
+
+func (e inFewWords) Error() string { return strings.TrimPrefix(e.error.Error(), "trace: ") }
+func (e inFewWords) Unwrap() error { return e.error }
 
 // recent returns the traces of the latest parts of a run that have most bytes together,
 // the number of others, and their bytes. It always returns the last part, and all parts
