@@ -271,6 +271,7 @@ func TestTrainServeErrors(t *testing.T) {
 	_, port, _ := net.SplitHostPort(taken.Addr().String())
 	for line, want := range map[string]string{
 		"--serve :" + port: "is in use; give another", "--serve nowhere": "no port", "--serve :0 --dry-run": "nothing to show", "--serve :0 --pp 300": "--pp",
+		"--serve \a:0": `expected a port such as :8080, or a host and a port such as 0.0.0.0:8080, got "\a:0"`,
 	} {
 		stdout, stderr, code := command(strings.Fields(words + "--policy none --steps 1 " + line)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // parseAddress reads an address: a host and a port, or a port alone, with or without a
@@ -17,7 +18,8 @@ import (
 func parseAddress(text string) (host string, port uint16, err error) {
 	host, digits := "", text
 	if strings.Contains(text, ":") {
-		if host, digits, err = net.SplitHostPort(text); err != nil {
+		strange := func(r rune) bool { return r == ' ' || !unicode.IsPrint(r) }
+		if host, digits, err = net.SplitHostPort(text); err != nil || strings.ContainsFunc(host, strange) {
 			return "", 0, fmt.Errorf("expected a port such as :8080, or a host and a port such as 0.0.0.0:8080, got %.80q", text)
 		}
 	}
