@@ -48,6 +48,7 @@ plan --model llama-3-8b --gpus 8 --expert-tensor-parallel-size 2`},
 	{"train --dry-run --micro 1 --seq 16 ", `
 --out -
 --config a.yaml --config=b.yaml
+--data a.txt --data=b.txt
 --pp 0
 --pp -1
 --pp 1.5

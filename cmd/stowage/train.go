@@ -165,14 +165,16 @@ func parseTrain(cmd *cobra.Command, args []string) (help bool, err error) {
 	if err := noArgs(cmd, f.Args()); err != nil {
 		return false, err
 	}
-	files := 0
-	for _, arg := range args {
-		if name, _, _ := strings.Cut(arg, "="); name == "--config" {
-			files++
+	for _, x := range []struct{ flag, one string }{{"--config", "the options of one file alone would count"}, {"--data", "one text alone would count"}} {
+		given := 0
+		for _, arg := range args {
+			if name, _, _ := strings.Cut(arg, "="); name == x.flag {
+				given++
+			}
 		}
-	}
-	if files > 1 {
-		return false, usagef("--config is given twice, and the options of one file alone would count; leave one of them out")
+		if given > 1 {
+			return false, usagef("%s is given twice, and %s; leave one of them out", x.flag, x.one)
+		}
 	}
 	if help, err = f.GetBool("help"); err != nil || help {
 		return help, err
