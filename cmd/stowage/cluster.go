@@ -502,7 +502,7 @@ func (c *cluster) leave(err error) error {
 	}
 	if err != nil { // all have the same
 		if c.place.Rank == 0 { // now: launchers kill the others when the first one has ended
-			complain(c.cmd.ErrOrStderr(), c.cmd, err)
+			complain(c.cmd.ErrOrStderr(), c.cmd, err, nil)
 		}
 		err = &silentError{err}
 	}

@@ -198,3 +198,17 @@ func figures(x float64, n int) string {
 func oneLine(text string) string {
 	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ")
 }
+
+// withBreaks writes the line breaks of arguments as \n, where oneLine took them for those
+// between errors.
+func withBreaks(text string, args []string) string {
+	for _, arg := range args {
+		if name, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(name, "--") {
+			arg = value
+		}
+		if arg = strings.TrimSpace(arg); strings.Contains(arg, "\n") {
+			text = strings.ReplaceAll(text, oneLine(arg), strings.ReplaceAll(arg, "\n", `\n`))
+		}
+	}
+	return text
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -92,6 +93,19 @@ func TestReadable(t *testing.T) {
 	} {
 		if got := readable(text); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+// A name with line breaks stays one name.
+func TestNamesWithLineBreaks(t *testing.T) {
+	for _, args := range [][]string{
+		{"report", "no\nrun"}, {"plan", "--config", "no\nrun"}, {"plan", "--megatron=no\nrun"}, {"plan", "scan", "no\nrun"}, {"train", "--dry-run", "--data", "no\nrun"},
+		{"train", "--resume", "--out", "no\nrun"}, {"bench", "record", "no\nrun"}, {"bench", "stash", "--trace", "no\nrun"}, {"train", "--model", "no\nrun"},
+	} {
+		_, stderr, code := command(args...)
+		if code != exitUsage || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, `no\nrun`) {
+			t.Errorf("%q: code %d, errors %q", args, code, stderr)
 		}
 	}
 }

@@ -87,13 +87,13 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	}
 	var silent *silentError
 	if !errors.As(err, &silent) {
-		complain(said, cmd, err)
+		complain(said, cmd, err, args)
 	}
 	return exitCode(err)
 }
 
 // complain says why a command failed.
-func complain(w io.Writer, cmd *cobra.Command, err error) {
+func complain(w io.Writer, cmd *cobra.Command, err error, args []string) {
 	text := describe(cmd, err)
 	if exitCode(err) == exitUsage {
 		var usage *usageError
@@ -102,5 +102,5 @@ func complain(w io.Writer, cmd *cobra.Command, err error) {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	say(w, "stowage: "+readable(oneLine(text))+"\n")
+	say(w, "stowage: "+readable(withBreaks(oneLine(text), args))+"\n")
 }
