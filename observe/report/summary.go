@@ -85,6 +85,10 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 	}
 	s.policy = more.Policy
 	s.figures = slices.DeleteFunc(s.figures, func(f Figure) bool {
+		if f.Unit == Text && isNumber(f.Name) {
+			r.miss("%s says that %s is %.40q, which is no number; it is left out", SummaryFile, f.Name, f.Text)
+			return true
+		}
 		count := f.Unit == Bytes || f.Unit == Millis || f.Name == "ranks" || f.Name == "steps" || f.Name == "tokens"
 		wrong := count && f.Value < 0 || f.Name == "ranks" && len(s.ranks) > 0 && int(f.Value) != len(s.ranks)
 		if wrong {
@@ -107,6 +111,11 @@ var labels = map[string]string{
 
 // forecasts maps the key of a forecast to that of the measured figure.
 var forecasts = map[string]string{"predicted_device_bytes": "peak_device_bytes", "expected_bytes": "saved_bytes", "predicted_ms": "offload_step_ms"}
+
+// isNumber reports whether the figure of a run is a number by its name.
+func isNumber(name string) bool {
+	return slices.Contains([]string{"final_loss", "ranks", "reruns", "seconds", "step_ms", "steps", "tokens", "tokens_per_second"}, name) || strings.HasSuffix(name, "_bytes")
+}
 
 // ParseFigures returns a figure for each number, string and boolean on the top level of
 // a JSON object, in its order. The ending of a key decides the unit: "_bytes", "_ms",
