@@ -19,6 +19,7 @@ func TestTrainIdleFlags(t *testing.T) {
 		"--policy stash --graph none":                               "",
 		"--policy graphs --graph none":                              "the policy graphs captures nothing, because no scope is chosen",
 		"--policy graphs --graph=":                                  "the policy graphs captures nothing, because no scope is chosen",
+		"--policy offload+recompute --offload-modules=":             "the policy offload+recompute offloads nothing, because no module is chosen",
 		"--policy offload --offload-modules=":                       "the policy offload offloads nothing, because no module is chosen",
 		"--policy stash --model tiny-dense --graph attn moe_router": "the scope moe_router captures nothing, because tiny-dense has no experts",
 		"--policy stash --ep 1 --graph attn mlp":                    "the scope mlp captures nothing, because tiny-moe has no dense layers",

@@ -155,7 +155,7 @@ func (o *Options) idle(c *train.Config) (texts []string) {
 		{slices.Contains(o.Graph, memory.MoE.String()) && !experts, "the scope moe captures nothing, because " + c.Model.Name + " has no experts"},
 		{o.BiasRate != DefaultOptions().BiasRate && !hasBias(c.Model), "the rate of the bias changes nothing, because no bias balances the experts of " + c.Model.Name},
 		{o.Policy == "graphs" && c.Memory.Scopes == 0, "the policy graphs captures nothing, because no scope is chosen"},
-		{o.Policy == "offload" && o.Fraction == 1 && len(c.Memory.Offload) == 0, "the policy offload offloads nothing, because no module is chosen"},
+		{strings.HasPrefix(o.Policy, "offload") && o.Fraction == 1 && len(c.Memory.Offload) == 0, "the policy " + o.Policy + " offloads nothing, because no module is chosen"},
 		{o.Policy != "" && o.Fraction != 1 && len(c.Memory.Offload) == 0, "the share to offload changes nothing, because no module is chosen for offloading"},
 	} {
 		if x.given {
