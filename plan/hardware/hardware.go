@@ -190,6 +190,9 @@ func sentence(err error) string {
 		want := "a number that is not too large"
 		if typed.Type.Kind() != reflect.Float64 {
 			want = "a whole number in digits"
+			if strings.Trim(typed.Value, "number 0123456789") == "" {
+				want = "a whole number below 2^63"
+			}
 		}
 		return fmt.Sprintf("%q is %.40s; it must be %s", typed.Field, strings.TrimPrefix(typed.Value, "number "), want)
 	case errors.As(err, &typed):

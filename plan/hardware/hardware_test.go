@@ -103,6 +103,7 @@ func TestParse(t *testing.T) {
 		{`1e12`, `-1e12`, `"hbm" is -1e+12; it must not be negative`},
 		{`48000000000`, `0`, `"memory_bytes" is missing or zero`},
 		{`48000000000`, `-5`, `"memory_bytes" is -5; it must not be negative`},
+		{`48000000000`, `1000000000000000000000000000000`, `hardware file: "memory_bytes" is 1000000000000000000000000000000; it must be a whole number below 2^63`},
 		{`48000000000`, `1.5`, `hardware file: "memory_bytes" is 1.5; it must be a whole number in digits`},
 		{`"hbm":1e12`, `"hbm":1e400`, `hardware file: "hbm" is 1e400; it must be a number that is not too large`},
 		{`"hbm":1e12`, `"hbm":1e12,"hbm":2e12`, "hardware file: line 1 gives hbm different values; leave one of them out"},
