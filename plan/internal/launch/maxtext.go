@@ -155,6 +155,26 @@ func scalar(word string) any {
 	return word
 }
 
+// activations returns the names in a list of functions, which a command gives as a text. It
+// returns nil if the list holds anything else.
+func activations(v any) (names []string) {
+	if text, ok := v.(string); ok {
+		if input.UnmarshalYAML([]byte(text), &names) != nil {
+			return nil
+		}
+		return names
+	}
+	list, _ := v.([]any)
+	for _, x := range list {
+		name, ok := x.(string)
+		if !ok {
+			return nil
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
 // maxTextModel reads the model by name or by its sizes.
 func (r *reader) maxTextModel(t *table) {
 	if n := t.whole("global_parameter_scale", 1, 1, most); n > 1 {
@@ -221,10 +241,11 @@ func (r *reader) maxTextSizes(t *table) {
 		Tied: t.flag("logits_via_embedding", false), MaxPositions: t.whole("max_target_length", 2048, 1, most),
 	}
 	gated := true
-	if list, ok := t.keys["mlp_activations"].([]any); ok {
-		gated = len(list) == 2
-	} else if text, ok := t.keys["mlp_activations"].(string); t.has("mlp_activations") && !(ok && strings.HasPrefix(text, "[")) {
-		r.fail("mlp_activations is %s; it must be a list such as [\"silu\", \"linear\"]", short(t.keys["mlp_activations"]))
+	if t.has("mlp_activations") {
+		names := activations(t.keys["mlp_activations"])
+		if gated = len(names) == 2; len(names) == 0 || len(names) > 2 {
+			r.fail("mlp_activations is %s; it must be a list such as [\"silu\", \"linear\"]", short(t.keys["mlp_activations"]))
+		}
 	}
 	heads := t.whole("base_num_query_heads", 16, 1, size)
 	layer := model.Layer{Attention: &model.Attention{

@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -210,6 +211,9 @@ func (p *tomlParser) value(depth int) (any, error) {
 	f, err := strconv.ParseFloat(strings.ReplaceAll(word, "_", ""), 64)
 	if i, bad := strconv.ParseInt(word, 0, 64); bad == nil { // also 0x, 0o and 0b
 		f, err = float64(i), nil
+	}
+	if errors.Is(err, strconv.ErrRange) {
+		return nil, p.wrong("a smaller number")
 	}
 	if err != nil || notTOML.MatchString(word) {
 		return nil, p.wrong("a string, a number, true, false, an array or a table")

@@ -55,6 +55,8 @@ func TestWrongTOML(t *testing.T) {
 		"a = 010":                             "number",
 		"a = 8__192":                          "number",
 		"a = 8_":                              "number",
+		"a = 1e999":                           "smaller number",
+		"a = -" + strings.Repeat("9", 400):    "smaller number",
 		"a = 1 b = 2":                         "new line",
 		strings.Repeat("a.", 40):              "at most 16",
 		"a = " + strings.Repeat("[", 100000):  "at most 16",
