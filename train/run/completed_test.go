@@ -133,3 +133,35 @@ func TestRerunsOfACompletedRun(t *testing.T) {
 	}
 	t.Error("no run was killed before its end")
 }
+
+// A run was killed behind its last checkpoint, and a process on other ranks completes it: that
+// one does no step, so the peaks stay those of the metrics.
+func TestPeaksOfACompletedRun(t *testing.T) {
+	for _, stages := range [][2]int{{2, 1}, {1, 2}} {
+		d, o := disktest.New(), tiny()
+		o.PP, o.Steps = stages[0], 1
+		want, err := attemptWith(d.Process("run"), o, false)
+		if err == nil {
+			err = d.Spoil("/disk/run/"+summaryName, func(text []byte) []byte {
+				return bytes.Replace(text, []byte(`"finished": true`), []byte(`"finished": false`), 1)
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.PP = stages[1]
+		p := d.Process("next")
+		got, err := attemptWith(p, o, true)
+		if err != nil || got.idle || got.Device != want.Device || got.Host != want.Host {
+			t.Errorf("from %d stages to %d: %+v, %v; want peaks of %d and %d", stages[0], stages[1], got, err, want.Device, want.Host)
+		}
+		f, err := (&folder{disk: p, dir: "/disk/run"}).readSummaryFile()
+		most := int64(0)
+		for _, r := range f.Ranks {
+			most = max(most, r.Device)
+		}
+		if err != nil || f.Device != want.Device || most > want.Device || len(f.Ranks) == 0 {
+			t.Errorf("from %d stages to %d: summary.json has a peak of %d, and %d of a rank of %d, %v; want %d", stages[0], stages[1], f.Device, most, len(f.Ranks), err, want.Device)
+		}
+	}
+}

@@ -318,6 +318,14 @@ func (r *run) completeSummary() summaryFile {
 		s.Seconds += t
 	}
 	f := r.summaryFile()
+	if len(was.peaks) > 0 { // this process did no step, and may have opened other ranks or another policy
+		most := fullest(was.peaks)
+		s.Device, s.Host = most.Device, most.Host
+		f.Ranks = f.Ranks[:min(len(f.Ranks), len(was.peaks))]
+		for i := range f.Ranks {
+			f.Ranks[i].Device, f.Ranks[i].Host = was.peaks[i].Device, was.peaks[i].Host
+		}
+	}
 	old, err := r.folder.readSummaryFile()
 	if err != nil || old.Steps != s.Steps || old.Policy != s.Policy || len(old.Ranks) != len(f.Ranks) {
 		return f
