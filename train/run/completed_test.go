@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/observe/report"
@@ -19,7 +21,8 @@ import (
 
 // A run is killed, or the power fails, between its last step and the end: the one that
 // completes it writes the summary of a run that nobody disturbed, with the forecasts and
-// the choice for every group, and says nothing of options that had an effect.
+// the choice for every group, and says nothing of options that had an effect. It removes what
+// was left of old checkpoints.
 func TestSummaryOfACompletedRun(t *testing.T) {
 	o := tiny()
 	o.Policy, o.Offload = "offload", []string{"expert_fc1"}
@@ -88,6 +91,11 @@ func TestSummaryOfACompletedRun(t *testing.T) {
 		got, err := attemptWith(next, o, true)
 		if got := summary(d); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("killed at operation %d: %v\n%+v, want\n%+v", n, err, got, want)
+		}
+		if left := d.Names("/disk/run/checkpoints"); !got.idle && slices.ContainsFunc(left, func(name string) bool {
+			return strings.HasPrefix(name, "tmp-") || strings.HasPrefix(name, "step-00000001")
+		}) {
+			t.Errorf("killed at operation %d: the folder of checkpoints has %v; want two checkpoints", n, left)
 		}
 		if !got.idle {
 			completed++

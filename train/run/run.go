@@ -366,7 +366,12 @@ func (r *run) finish(finished bool) (err error) {
 	}
 	if r.folder != nil {
 		f.Summary = *s
-		err = r.folder.writeJSON(summaryName, f)
+		if !trained {
+			err = r.folder.store.Tidy(s.Steps)
+		}
+		if err == nil {
+			err = r.folder.writeJSON(summaryName, f)
+		}
 	}
 	return r.machine.Process.Share(nil, err)
 }

@@ -307,6 +307,18 @@ func (s *Store) prune(step int, damaged []int) {
 	}
 }
 
+// Tidy removes what a run that was killed left behind its last checkpoint, which is of the
+// given step and complete: drafts, and checkpoints beyond Keep. A run with steps left need not
+// call it, because its next Save does the same.
+func (s *Store) Tidy(step int) error {
+	if err := s.Lock.Held(); err != nil {
+		return err
+	}
+	s.clean()
+	s.prune(step, nil)
+	return nil
+}
+
 // discard removes a checkpoint. It renames the folder first, so that a kill in between
 // leaves no incomplete checkpoint under the name of a complete one.
 func (s *Store) discard(step int) {
