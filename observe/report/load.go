@@ -90,8 +90,18 @@ func base(dir string) string {
 
 // read returns the run of a folder, or all runs of a comparison.
 func read(dir string, most int64, began beginnings) ([]Run, error) {
+	compared := dir
+	if full, err := filepath.Abs(dir); err == nil {
+		if _, ok := ofComparison(dir); ok {
+			compared = filepath.Dir(full)
+		}
+	}
+	replacing := watchReplacing(compared)
 	run, err := loadRun(dir, most, began)
 	if err == nil {
+		if s := replacing(); s != "" {
+			run.miss("%s", s)
+		}
 		run.path, run.folder = dir, base(dir)
 		return []Run{run}, nil
 	}
@@ -125,6 +135,9 @@ func read(dir string, most int64, began beginnings) ([]Run, error) {
 	}
 	if !slices.ContainsFunc(all, func(r Run) bool { return r.Command == "" }) {
 		missing = slices.DeleteFunc(missing, noEnvironment) // the folder holds runs, each with its own
+	}
+	if s := replacing(); s != "" {
+		missing = append(missing, s)
 	}
 	all[0].Missing = append(all[0].Missing, missing...)
 	return all, nil

@@ -187,6 +187,39 @@ func TestReadComparison(t *testing.T) {
 	}
 }
 
+// A comparison that takes the place of another was killed: the report says that its runs may be
+// of either, for all of them and for a single one.
+func TestReadBetweenTwoComparisons(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "compare")
+	folder(t, filepath.Join(dir, "none"), "none")
+	if err := os.Remove(filepath.Join(dir, "none", EnvironmentFile)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, []byte(`{"command":"stowage train","runs":["none"]}`), dir, EnvironmentFile)
+	for _, hidden := range []string{"", readyFolder, movingFolder} {
+		if hidden != "" {
+			if err := os.Mkdir(filepath.Join(dir, hidden), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, path := range []string{dir, filepath.Join(dir, "none")} {
+			r, err := Read(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := r.Runs[0].Missing
+			if said := len(got) == 1 && strings.HasPrefix(got[0], dir+" holds parts of two comparisons"); said != (hidden != "") || !said && len(got) > 0 {
+				t.Errorf("with a folder %q, the report of %s says %q", hidden, path, got)
+			}
+		}
+		if hidden != "" {
+			if err := os.Remove(filepath.Join(dir, hidden)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // The traces of all ranks and parts are found in order, and nothing else.
 func TestTraceFiles(t *testing.T) {
 	dir := t.TempDir()

@@ -478,3 +478,20 @@ func TestComparisonRefused(t *testing.T) {
 		}
 	}
 }
+
+// A report knows the hidden folders of a comparison that takes the place of another, and says so.
+func TestReportOfTwoComparisons(t *testing.T) {
+	for hidden, two := range map[string]bool{growing: false, ready: true, moving: true} {
+		dir := t.TempDir()
+		if err := writeComparison(disk.OS{}, dir, map[string]string{"none/" + metricsName: `{"step":1}` + "\n", hidden + "/x": ""}); err != nil {
+			t.Fatal(err)
+		}
+		r, err := report.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Contains(strings.Join(r.Runs[0].Missing, "\n"), "parts of two comparisons"); said != two {
+			t.Errorf("with a folder %s the report says %q", hidden, r.Runs[0].Missing)
+		}
+	}
+}
