@@ -40,7 +40,7 @@ func ExampleRead() {
 	// Output:
 	// step 1: loss 5.5, 250 ms
 	// step 2: loss 5.1, 200 ms
-	// summary.json is not there; the run was stopped or is under way, and peaks come from its traces
+	// summary.json is not there; the run was stopped or is under way, and peaks come from its metrics and traces
 	// there are no traces; memory over time, streams and copies are not shown
 	// environment.json is not there; the command and the machine are not known
 }

@@ -188,6 +188,7 @@ func loadRun(dir string, most int64, began beginnings) (Run, error) {
 	found := run.readOptions(dir)
 	found = run.readMetrics(dir) || found
 	sum, ok := run.readSummary(dir)
+	sum = run.upToDate(sum)
 	found = ok || found
 	found = run.readTraces(dir, most, began) || found
 	run.compareFiles(dir, sum)

@@ -81,6 +81,7 @@ func TestLoadDamaged(t *testing.T) {
 		{"a policy that is a number", write(SummaryFile, `{"policy":5,"other":"x"}`), "summary.json is damaged; what can be read", 2, 2, 1},
 		{"fewer traces than ranks", write(SummaryFile, `{"policy":"x","by_rank":[{"rank":0},{"rank":1}]}`), "there is no trace of rank 1;", 1, 2, 2},
 		{"fewer steps than the summary has", write(SummaryFile, `{"policy":"x","steps":7}`), "metrics.jsonl ends after step 2 of the 7", 2, 2, 1},
+		{"a summary of an earlier step", write(SummaryFile, `{"policy":"x","steps":1,"finished":true,"final_loss":9,"by_rank":[{"rank":0},{"rank":1}]}`), "summary.json is of step 1, but metrics.jsonl goes on to step 2", 4, 2, 1},
 		{"a step is missing", write(MetricsFile, `{"step":1}`+"\n"+`{"step":4}`+"\n"), "metrics.jsonl lacks 2 steps", 5, 2, 1},
 		{"the first step is missing", write(MetricsFile, `{"step":2}`+"\n"), "metrics.jsonl lacks 1 step", 5, 1, 1},
 		{"steps in another order", write(MetricsFile, `{"step":2}`+"\n"+`{"step":1}`+"\n"), "metrics.jsonl was changed: its lines are not in the order of steps", 5, 2, 1},
@@ -130,6 +131,28 @@ func TestLoadDamaged(t *testing.T) {
 				t.Errorf("%d figures, %d steps, %d ranks: %+v", len(r.Figures), len(r.Steps.Step), len(r.Ranks), r.Figures)
 			}
 		})
+	}
+}
+
+// The figures of a run that was resumed and killed are those of its last step, and its peak is
+// that of its metrics if its traces lack it. They are not those of the summary, which an earlier
+// stop wrote.
+func TestLoadKilledAfterResuming(t *testing.T) {
+	dir := t.TempDir()
+	folder(t, dir, "offload")
+	put(t, []byte(`{"steps":2,"finished":true,"final_loss":9,"peak_device_bytes":7}`), dir, SummaryFile)
+	put(t, []byte(`{"step":1,"loss":3,"peak_device_bytes":1}`+"\n"+`{"step":2,"loss":2}`+"\n"+`{"step":3,"loss":1,"peak_device_bytes":9999999999,"peak_host_bytes":8888888888}`+"\n"), dir, MetricsFile)
+	r, err := loadRun(dir, 0, beginnings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{"steps": 3, "final_loss": 1, "peak_device_bytes": 9999999999, "peak_host_bytes": 8888888888} {
+		if f := figureOf(r, name); f == nil || f.Value != want {
+			t.Errorf("%s is %+v, want %g", name, f, want)
+		}
+	}
+	if f := figureOf(r, "finished"); f != nil {
+		t.Errorf("the run calls itself finished: %+v", f)
 	}
 }
 

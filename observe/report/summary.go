@@ -56,11 +56,11 @@ type profile struct {
 func (r *Run) readSummary(dir string) (s summary, found bool) {
 	data, wrong := text(dir, SummaryFile)
 	if wrong != "" {
-		r.miss("%s; the run was stopped or is under way, and peaks come from its traces", wrong)
+		r.miss("%s; the run was stopped or is under way, and peaks come from its metrics and traces", wrong)
 		return s, false
 	}
 	if s.figures = ParseFigures(data); len(s.figures) == 0 {
-		r.miss("%s is damaged; peaks come from the traces", SummaryFile)
+		r.miss("%s is damaged; peaks come from metrics and traces", SummaryFile)
 		return s, true
 	}
 	var more struct {
@@ -97,6 +97,19 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 		return wrong
 	})
 	return s, true
+}
+
+// upToDate returns a summary, or an empty one if the run went on: a summary is written when a
+// run ends, and one that was resumed is under way or was killed.
+func (r *Run) upToDate(s summary) summary {
+	i := slices.IndexFunc(s.figures, func(f Figure) bool { return f.Name == "steps" })
+	n := len(r.Steps.Step)
+	if i < 0 || n == 0 || s.figures[i].Value >= float64(r.Steps.Step[n-1]) {
+		return s
+	}
+	r.miss("%s is of step %.0f, but %s goes on to step %d: the run was resumed, and was stopped or is under way; its figures come from metrics and traces",
+		SummaryFile, s.figures[i].Value, MetricsFile, r.Steps.Step[n-1])
+	return summary{}
 }
 
 // labels has the labels of figures that do not follow from their keys.
@@ -240,7 +253,7 @@ func (r *Run) apply(s summary) {
 	if len(r.Figures) > 0 {
 		return
 	}
-	var dev, host int64
+	dev, host := slices.Max(append(r.Steps.Device, 0)), slices.Max(append(r.Steps.Host, 0)) // traces of a killed run lack their end
 	for _, k := range r.Ranks {
 		dev, host = max(dev, k.Memory.Peak.Bytes), max(host, k.Memory.Peak.Host)
 	}
