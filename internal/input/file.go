@@ -179,6 +179,9 @@ func Cause(err error) error {
 	case errors.As(err, &link):
 		err = link.Err
 	}
+	if inner, ok := err.(*fs.PathError); ok { // os.RemoveAll puts the error of a listing into its own
+		err = inner.Err
+	}
 	switch err {
 	case syscall.EMFILE:
 		return fmt.Errorf("%w (ulimit -n allows no more)", err)

@@ -127,6 +127,17 @@ func TestCause(t *testing.T) {
 	}
 }
 
+// Removing a folder that cannot be listed fails with an error of the listing inside that of the
+// removal, which has a path of its own.
+func TestCauseOfANestedError(t *testing.T) {
+	inner := &fs.PathError{Op: "readdirent", Path: "old", Err: unix.EMFILE}
+	for _, err := range []error{&fs.PathError{Op: "unlinkat", Path: "/run/old", Err: inner}, &os.LinkError{Op: "rename", Old: "a", New: "b", Err: inner}} {
+		if got := input.Cause(err); !errors.Is(got, unix.EMFILE) || got.Error() != "too many open files (ulimit -n allows no more)" {
+			t.Errorf("the cause of %v is %v", err, got)
+		}
+	}
+}
+
 func TestDenied(t *testing.T) {
 	for err, want := range map[error]string{
 		&fs.PathError{Op: "open", Path: "p", Err: unix.EACCES}: "; give this user the right to it",

@@ -259,6 +259,37 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// spoilt is a disk on which files can be opened and not read.
+type spoilt struct{ disk.FS }
+
+type spoiltFile struct {
+	disk.Input
+	name string
+}
+
+func (d spoilt) Open(name string) (disk.Input, error) {
+	f, err := d.FS.Open(name)
+	return spoiltFile{f, name}, err
+}
+
+func (f spoiltFile) ReadAt([]byte, int64) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: f.name, Err: syscall.EIO}
+}
+
+// A file that could be read when it was verified, and cannot be any more, is named once.
+func TestUnreadableAfterwards(t *testing.T) {
+	m, o, _ := stage(t, true)
+	c, err := Latest(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.disk = spoilt{m}
+	path := filepath.Join(c.Path, fileName(model, 0, c.Ranks))
+	if _, err := c.Model(0); err == nil || err.Error() != "cannot read "+path+": "+syscall.EIO.Error() {
+		t.Error(err)
+	}
+}
+
 // A manifest whose version is no number is refused in a sentence that names the key.
 func TestManifestWithoutANumber(t *testing.T) {
 	_, err := parseManifest([]byte(`{"version": "1"}`), 1)

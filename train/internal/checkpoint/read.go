@@ -158,7 +158,7 @@ func (c *Checkpoint) tensors(k kind, rank int) (*Tensors, error) {
 	r, err := safetensors.NewReader(f, f.Size())
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+		return nil, fmt.Errorf("cannot read %s: %w", path, input.Cause(err))
 	}
 	return &Tensors{r, f}, nil
 }
