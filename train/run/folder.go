@@ -204,11 +204,24 @@ func (f *folder) remember(name string) ([]byte, error) {
 
 // record appends a line to the metrics at once, so that a killed run loses none.
 func (f *folder) record(v any) error {
+	if err := f.lost(); err != nil {
+		return err
+	}
 	err := appendLine(f.metrics, f.path(metricsName), v)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		err = fmt.Errorf("%w; %s, and resume the run", err, disk.MakeRoom(f.dir))
 	}
 	return err
+}
+
+// lost returns a *disk.LostError if somebody removed the lock: what is in the folder may be
+// another process's. A lock that cannot be looked at is still held.
+func (f *folder) lost() error {
+	var lost *disk.LostError
+	if err := f.lock.Held(); errors.As(err, &lost) {
+		return err
+	}
+	return nil
 }
 
 // appendLine writes a value as a line of JSON to a file with the given path.
@@ -250,6 +263,9 @@ func (f *folder) dropAside() {
 
 // writeJSON replaces a file in the folder with indented JSON.
 func (f *folder) writeJSON(name string, v any) error {
+	if err := f.lost(); err != nil {
+		return err
+	}
 	text, err := indented(v)
 	if err != nil {
 		return err

@@ -360,7 +360,7 @@ func TestFolderOnAFailingDisk(t *testing.T) {
 }
 
 // Somebody removes the lock of a run by hand, and another process starts a run. The first
-// one writes no checkpoint and removes nothing, however it ends.
+// one writes no line, no figures and no checkpoint, and removes nothing, however it ends.
 func TestLockRemovedByHand(t *testing.T) {
 	for how, end := range map[string]func(*folder) error{"undo": (*folder).undo, "close": (*folder).close} {
 		d := disktest.New()
@@ -390,6 +390,12 @@ func TestLockRemovedByHand(t *testing.T) {
 		}
 		before := d.Names("/disk")
 		var lost *disk.LostError
+		if err := f.record(line{Step: 1}); !errors.As(err, &lost) {
+			t.Errorf("%s: recorded a step with %v", how, err)
+		}
+		if err := f.writeJSON(summaryName, summaryFile{}); !errors.As(err, &lost) {
+			t.Errorf("%s: wrote figures with %v", how, err)
+		}
 		f.aside = aside
 		if err := f.saveNow(simulatedMeta(11, 3)); !errors.As(err, &lost) {
 			t.Errorf("%s: saved with %v", how, err)

@@ -234,8 +234,10 @@ func TestBatchesOfAnEvaluation(t *testing.T) {
 
 // Only the summary of a run that finished after as many steps says that nothing is left.
 func TestFinishedSummary(t *testing.T) {
-	d := disktest.New()
-	f := &folder{disk: d.Process("run"), dir: "/disk"}
+	f, err := claim(disktest.New().Process("run"), "/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, ok := f.readSummary(3); ok {
 		t.Error("there is no summary")
 	}

@@ -53,10 +53,10 @@ func (r *run) describe(resumed bool) (part int) {
 
 // writePictures makes the report of a run, whose file it returns. err is that of closing
 // its traces.
-// It returns "" if the run did no step or has no folder. A run that had finished before
+// It returns "" if the run did no step, or has no folder or no longer its lock. A run that had finished before
 // gets what it lacks because it was killed meanwhile.
 func (r *run) writePictures(err error) (file string) {
-	if r.folder == nil || r.out.Tokens == 0 && !r.out.Finished && !r.out.idle {
+	if r.folder == nil || r.folder.lost() != nil || r.out.Tokens == 0 && !r.out.Finished && !r.out.idle {
 		return ""
 	}
 	if err != nil && !r.untraced {

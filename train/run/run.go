@@ -277,11 +277,12 @@ func (r *run) save() error {
 }
 
 // settled waits for the checkpoint that is being written, and adds its error to that of
-// the run, unless it failed because a process is gone, which the other error says.
+// the run, unless it failed because a process or the lock is gone, which the other error says.
 func (r *run) settled(err error) error {
 	saved := r.saver.Wait()
 	var gone *comm.Failure
-	if err != nil && errors.As(saved, &gone) {
+	var lost *disk.LostError
+	if err != nil && errors.As(saved, &gone) || errors.As(err, &lost) && errors.As(saved, &lost) {
 		return err
 	}
 	return errors.Join(err, saved)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -106,6 +107,56 @@ func TestSaveFailsBesideSteps(t *testing.T) {
 		change = func(o *Options) { o.Policy, o.SaveEvery, o.Steps = "stash", 2, 3 }
 		if s, err := smallJob(t, change).Run(context.Background(), dir, true, NewProgress(io.Discard, nil, nil)); err != nil || !s.Finished {
 			t.Errorf("resumed: %+v, %v", s, err)
+		}
+	}
+}
+
+// unlockedDisk is a disk on which somebody removes the lock of the run once the third line of its
+// metrics is written.
+type unlockedDisk struct {
+	disk.FS
+	dir   string
+	lines int
+}
+
+type unlockingLines struct {
+	disk.Output
+	d *unlockedDisk
+}
+
+func (d *unlockedDisk) Append(name string, size int64) (disk.Output, error) {
+	out, err := d.FS.Append(name, size)
+	return unlockingLines{out, d}, err
+}
+
+func (o unlockingLines) Write(b []byte) (int, error) {
+	n, err := o.Output.Write(b)
+	if o.d.lines++; o.d.lines == 3 {
+		err = errors.Join(err, os.Remove(filepath.Join(o.d.dir, disk.LockName)))
+	}
+	return n, err
+}
+
+// A run whose lock somebody removes ends with one sentence before it writes another line, and
+// writes no summary and no report: the folder may be another process's.
+func TestLockIsLostBesideASave(t *testing.T) {
+	for _, every := range []int{3, 100} { // a save that fails, too, or none
+		dir := t.TempDir()
+		j := smallJob(t, func(o *Options) { o.Policy, o.SaveEvery, o.Steps = "stash", every, 8 })
+		j.fs = &unlockedDisk{FS: disk.OS{}, dir: dir}
+		_, err := j.Run(context.Background(), dir, false, NewProgress(io.Discard, nil, nil))
+		var lost *disk.LostError
+		if !errors.As(err, &lost) || strings.Count(err.Error(), "somebody removed") != 1 {
+			t.Errorf("the error is %v", err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, metricsName))
+		if lines := strings.Count(string(text), "\n"); err != nil || lines != 3 {
+			t.Errorf("%d lines were written: %v", lines, err)
+		}
+		for _, name := range []string{summaryName, report.PageFile, report.PerfettoFile} {
+			if exists(filepath.Join(dir, name)) {
+				t.Errorf("%s was written", name)
+			}
 		}
 	}
 }

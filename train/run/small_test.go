@@ -15,6 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/disk"
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -36,12 +38,16 @@ func (o brokenOutput) Close() error                { return o.close }
 
 // Metrics that cannot be written name their file. Who can free space is told so.
 func TestMetricsThatCannotBeWritten(t *testing.T) {
+	lock, err := disk.Claim(disktest.New().Process("run"), "/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for no, full := range map[syscall.Errno]bool{syscall.ENOSPC: true, syscall.EDQUOT: true, syscall.EIO: false} {
 		want := "cannot write d/metrics.jsonl: " + no.Error()
 		if full {
 			want += "; free some space, and resume the run"
 		}
-		f := &folder{dir: "d", metrics: brokenOutput{write: &fs.PathError{Op: "write", Path: "elsewhere", Err: no}}}
+		f := &folder{dir: "d", lock: lock, metrics: brokenOutput{write: &fs.PathError{Op: "write", Path: "elsewhere", Err: no}}}
 		err := f.record(1)
 		if err == nil || err.Error() != want || !errors.Is(err, no) {
 			t.Errorf("%v, want %s", err, want)
