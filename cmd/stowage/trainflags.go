@@ -70,7 +70,7 @@ func addTrainOptions(f *pflag.FlagSet, o *run.Options) {
 	f.Var(listValue{&o.Recompute}, "recompute-modules", "`modules` to recompute, such as layernorm core_attn")
 	f.Var(listValue{&o.Stash}, "stash-modules", "`modules` whose rows to stash in pages, such as moe_act")
 	f.Var(listValue{&o.Graph}, "graph", "`scopes` to capture as graphs: attn mlp moe_router moe, or full_iteration, the step of all ranks")
-	f.StringVar(&o.Pool, "pool", o.Pool, "shard parameters (ZeRO-3), gathered into a `pool`: dynamic, rotary, fixed, max, arena or recorded")
+	f.StringVar(&o.Pool, "pool", o.Pool, "shard parameters (ZeRO-3), gathered into a `pool`: dynamic, rotary, fixed, max, arena or recorded; \"\" for whole ones, also on --resume")
 	f.IntVar(&o.Prefetch, "prefetch", o.Prefetch, "FSDP `units` to gather ahead with --pool")
 	f.StringVar(&o.GradComm, "grad-comm-dtype", o.GradComm, "`type` in which --pool reduces gradients: fp32 or bf16")
 	f.BoolVar(&o.BF16, "bf16", o.BF16, "keep activations, and the parameters that passes read, in bf16")
