@@ -114,9 +114,26 @@ func forecast(cfg train.Config) (train.RunForecast, error) {
 	return f, beforeStart(err)
 }
 
+// mostVisits is the most visits of a microbatch to a layer in a step that is forecast. Each is
+// recorded with its tensors, which takes a quarter of a MiB and some milliseconds.
+const mostVisits = 1 << 14
+
+// checkVisits returns an *InputError if a forecast would take minutes and many GiB.
+func (j *Job) checkVisits() error {
+	n, most := j.config.Batch.Microbatches, max(1, mostVisits/len(j.config.Model.Layers))
+	if n <= most {
+		return nil
+	}
+	return refuse("Microbatches", fmt.Sprint(n), "makes a step longer than a forecast follows",
+		fmt.Sprintf("forecast %d: once the pipeline is full, each further one adds the same few bytes to a peak", most))
+}
+
 // Forecast returns the memory that the run would take. It trains nothing and needs no
-// GPU. It returns an *InputError if the budget is too small.
+// GPU. It returns an *InputError if the budget is too small, or the step too long.
 func (j *Job) Forecast() (*Forecast, error) {
+	if err := j.checkVisits(); err != nil {
+		return nil, err
+	}
 	f, err := forecast(j.config)
 	if err != nil {
 		return nil, err
@@ -176,6 +193,9 @@ func owners(r train.RankForecast) (out []Owner) {
 // ForecastAll returns the memory that every policy of a comparison would take. The budget
 // is a share of what the first policy would take, as in [Job.Compare].
 func (j *Job) ForecastAll() (*Forecasts, error) {
+	if err := j.checkVisits(); err != nil {
+		return nil, err
+	}
 	all := &Forecasts{job: j}
 	budgets := []memory.Bytes{0}
 	for _, name := range train.Policies {

@@ -5,6 +5,7 @@ package run
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -186,6 +187,45 @@ func TestRanges(t *testing.T) {
 	}{{[]int{4}, "4"}, {[]int{0, 1, 2}, "0, 1, 2"}, {[]int{0, 1, 2, 3}, "0 to 3"}, {[]int{1, 3, 4, 5, 6, 9}, "1, 3 to 6, 9"}, {nil, ""}} {
 		if got := ranges(x.n); got != x.want {
 			t.Errorf("%v is %q, want %q", x.n, got, x.want)
+		}
+	}
+}
+
+// A step with so many microbatches that its record would take minutes and many GiB is refused before it is walked.
+// The number that the error gives instead is accepted, and gives the answer: once the pipeline is full, peaks
+// grow by the same bytes with each microbatch.
+func TestForecastOfVeryManyMicrobatches(t *testing.T) {
+	o := tiny()
+	o.Policy = "stash"
+	peak := func(n int) memory.Bytes {
+		o.Microbatches = n
+		f, err := jobOf(t, o).Forecast()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return memory.Bytes(f.Device)
+	}
+	if a, b, c := peak(8), peak(12), peak(16); c-b != b-a || b == a {
+		t.Errorf("peaks of 8, 12 and 16 microbatches are %v, %v and %v", a, b, c)
+	}
+	layers := len(jobOf(t, o).config.Model.Layers)
+	most := mostVisits / layers
+	for n, refused := range map[int]bool{most: false, most + 1: true, 1 << 20: true} {
+		o.Microbatches = n
+		j := jobOf(t, o)
+		err := j.checkVisits()
+		if says := fmt.Sprintf("Microbatches %d makes a step longer than a forecast follows; forecast %d", n, most); refused != (err != nil) || refused && !strings.Contains(err.Error(), says) {
+			t.Errorf("%d microbatches: %v", n, err)
+		}
+		if !refused {
+			continue
+		}
+		var input *InputError
+		if _, err := j.Forecast(); !errors.As(err, &input) {
+			t.Errorf("the forecast of a policy: %v", err)
+		}
+		if _, err := j.ForecastAll(); !errors.As(err, &input) {
+			t.Errorf("the forecast of all: %v", err)
 		}
 	}
 }
