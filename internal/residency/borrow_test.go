@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"pgregory.net/rapid"
 )
 
@@ -213,24 +214,27 @@ func TestBorrowBytesAreCounted(t *testing.T) {
 }
 
 // SPEC S6.4: bytes that must be on the device exceed the plan's limit by their own size,
-// and the new limit holds for what comes next.
+// with what they are rounded up by, and the new limit holds for what comes next.
 func TestLimitHoldsBehindWhatMustBe(t *testing.T) {
-	m := begin(t, Config{Device: big, Host: 1000, Borrowed: true}, &Plan{Device: 20})
-	for range 3 { // the caller holds them
-		if _, err := m.Borrow(10); err != nil {
-			t.Fatal(err)
+	for _, align := range []memory.Bytes{1, 10, 16, 512} {
+		each := (10 + align - 1) / align * align // bytes that a storage of 10 takes
+		m := begin(t, Config{Device: big, Host: 100 * each, Align: align, Borrowed: true}, &Plan{Device: 2 * each})
+		for range 3 { // the caller holds them
+			if _, err := m.Borrow(10); err != nil {
+				t.Fatalf("aligned to %d: %v", align, err)
+			}
 		}
-	}
-	for i := range 10 {
-		s, err := m.Borrow(10)
-		if err != nil {
-			t.Fatal(err)
+		for i := range 10 {
+			s, err := m.Borrow(10)
+			if err != nil {
+				t.Fatalf("aligned to %d: %v", align, err)
+			}
+			m.Save(groupAt(i), Item{ID: s.ID})
+			m.Give(s.ID)
+			m.Check()
 		}
-		m.Save(groupAt(i), Item{ID: s.ID})
-		m.Give(s.ID)
-		m.Check()
-	}
-	if top := m.Device().Top(); top != 40 || m.Counts().Evicted != 9 {
-		t.Errorf("extent %d, %+v", top, m.Counts())
+		if top := m.Device().Top(); top != 4*each || m.Counts().Evicted != 9 {
+			t.Errorf("aligned to %d: extent %d, expected %d, %+v", align, top, 4*each, m.Counts())
+		}
 	}
 }
