@@ -238,6 +238,11 @@ func useLibrary(t *testing.T, l *Library, s *stubLibrary) string {
 	s.said()
 	q.Forget(func(token string) bool { return token < "3" || token == "7" })
 	some()
+	// The lists were made for five requests. All of six end at once, the last with an error.
+	s.fail("MPI_Testsome", 100+l.abi.inStatus)
+	s.end([]int32{0, 1, 2, 3, 4, 5}, []int32{0, 0, 0, 0, 0, 6})
+	some()
+	s.fail("", 0)
 	return book.String()
 }
 
