@@ -86,6 +86,23 @@ func TestWindowsOfGraphs(t *testing.T) {
 	}
 }
 
+// A load behind a graph is none of it: its window ends where it is.
+func TestWindowBehindAGraph(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	isLoad := func(op residency.Op) bool { return op.Kind == residency.OpLoad }
+	first := slices.IndexFunc(p.Tape.Ops, isLoad)
+	last := first + 1 + slices.IndexFunc(p.Tape.Ops[first+1:], isLoad)
+	p.Tape.Ops = slices.Insert(p.Tape.Ops, last, residency.Op{Kind: residency.OpEndScope, At: 40 * ms})
+	p.Tape.Ops = slices.Insert(p.Tape.Ops, first, residency.Op{Kind: residency.OpBeginScope, At: 20 * ms})
+	f, err := Simulate(p, nil, nil, slow, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := f.Units[0].Window, f.Units[1].Window; a != 30*ms || b != 0 {
+		t.Errorf("windows of %v and %v", a, b)
+	}
+}
+
 // Both directions at once. Microbatch 0's a comes back while microbatch 1's leaves.
 // a works 10 ms, saves 100 bytes; order: forward 0, forward 1, backward 0, backward
 // 1 of 10 ms each.
