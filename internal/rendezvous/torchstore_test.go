@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os/exec"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -178,6 +179,44 @@ func TestLargestValue(t *testing.T) {
 	if _, err := s.get(t.Context(), "more"); err == nil || !strings.Contains(err.Error(), "a value of 65537 bytes, more than 65536") {
 		t.Error(err)
 	}
+}
+
+// The client closes the connection of each dialect that the store does not speak. Nothing collects
+// garbage meanwhile, which would close connections that are forgotten.
+func TestOtherDialectsAreHungUp(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		for range dialects {
+			conn, err := l.Accept()
+			if err != nil {
+				closed <- err
+				continue
+			}
+			tasks.Go(func() {
+				defer conn.Close()
+				_ = conn.(*net.TCPConn).CloseWrite() // the next dialect is tried
+				_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+				_, err := io.Copy(io.Discard, conn)
+				closed <- err
+			})
+		}
+	})
+	if _, err := dialTorchStore(t.Context(), l.Addr().String()); err == nil || !strings.Contains(err.Error(), "it speaks no protocol of PyTorch") {
+		t.Error(err)
+	}
+	_ = l.Close() // whom it did not call does not come any more
+	for range dialects {
+		if err := <-closed; err != nil {
+			t.Errorf("the client keeps a connection: %v", err)
+		}
+	}
+	tasks.Wait()
 }
 
 // What is no store gets a sentence.
