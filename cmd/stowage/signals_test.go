@@ -323,6 +323,10 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 func TestCreateUntilSignal(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		// The test may run where signals are ignored, as below nohup or behind a shell's &.
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, sig)
+		defer signal.Stop(caught)
 		writeFile(t, "trace", "old")
 		before, ended := files(t), make(chan syscall.Signal, 1)
 		f, stop, err := createUntilSignal("trace", func(sig syscall.Signal) { ended <- sig })
