@@ -313,6 +313,14 @@ func TestFirstSignalCounts(t *testing.T) {
 	}
 }
 
+// notIgnored makes a test see signals where the process was started to ignore them, as below nohup
+// or behind a shell's &. Processes that it starts do not ignore them either.
+func notIgnored(t *testing.T, signals ...os.Signal) {
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, signals...)
+	t.Cleanup(func() { signal.Stop(caught) })
+}
+
 // brokenPipe is an output whose reader is gone.
 type brokenPipe struct{}
 
@@ -323,10 +331,7 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 func TestCreateUntilSignal(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		// The test may run where signals are ignored, as below nohup or behind a shell's &.
-		caught := make(chan os.Signal, 1)
-		signal.Notify(caught, sig)
-		defer signal.Stop(caught)
+		notIgnored(t, sig)
 		writeFile(t, "trace", "old")
 		before, ended := files(t), make(chan syscall.Signal, 1)
 		f, stop, err := createUntilSignal("trace", func(sig syscall.Signal) { ended <- sig })
@@ -400,9 +405,7 @@ func TestSignalsEndTheProgramAgain(t *testing.T) {
 		}
 		t.Fatalf("the program goes on after its signals, %v", err)
 	}
-	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, syscall.SIGHUP, syscall.SIGTERM) // processes that this one starts do not ignore them then, even if it did
-	defer signal.Stop(caught)
+	notIgnored(t, syscall.SIGHUP, syscall.SIGTERM)
 	for what := range afterSignals {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestSignalsEndTheProgramAgain$")
 		cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), variable+"="+what)

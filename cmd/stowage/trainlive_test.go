@@ -290,6 +290,7 @@ func TestTrainInBrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a browser")
 	}
+	notIgnored(t, syscall.SIGINT) // which ends the run
 	words := inFolder(t)
 	b := browser.Start(t)
 	url, goOn, over := serving(t, words+"--micro 8 --seq 256 --policy offload --steps 1000000 --out run --save-every 0 --serve :0")
