@@ -42,6 +42,7 @@ func TestHardReportsInBrowser(t *testing.T) {
 			}
 		}
 	})
+	t.Run("just begun", func(t *testing.T) { testJustBegun(t, b) })
 	t.Run("large", func(t *testing.T) { testLarge(t, b) })
 	t.Run("old browser", func(t *testing.T) {
 		r := sample([]string{"offload"}, 1, 2, 20)
@@ -54,6 +55,24 @@ func TestHardReportsInBrowser(t *testing.T) {
 			t.Error(c)
 		}
 	})
+}
+
+// testJustBegun shows a step of which one moment is known, as a live page may.
+func testJustBegun(t *testing.T, b *browser) {
+	r := sample([]string{"offload"}, 1, 2, 20)
+	k := &r.Runs[0].Ranks[0]
+	d := k.Details[0]
+	d.End, d.Streams, k.Memory.Peak.Time = d.Begin, nil, d.Begin
+	for i := range d.Storages {
+		d.Storages[i].Stays = []report.Stay{{Where: "device", Begin: d.Begin, End: d.Begin}}
+	}
+	k.Details = []report.Detail{d}
+	url := saved(t, r)
+	b.open(url)
+	b.Until(`(document.querySelector("#tensors").scrollIntoView(), document.querySelector("#tensors .life"))`)
+	for _, c := range b.Complaints(url) {
+		t.Error(c)
+	}
 }
 
 func testHostile(t *testing.T, b *browser) {

@@ -10,8 +10,9 @@ const groupName = (x) => x.group || "not saved";
 const groupColor = (x) => paint.variable(x.group || "not saved", !!x.group);
 
 // life draws where a storage was during its step: solid on the device, hatched elsewhere.
+// A live page may see a step that has only begun and has no length yet.
 const life = (x, d, t) => {
-  const at = (v) => clamp(100 * (v - d.begin) / (d.end - d.begin), 0, 100);
+  const at = (v) => clamp(100 * (v - d.begin) / (d.end - d.begin || 1), 0, 100);
   return s("svg", { class: "life", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
     s("rect", { x: 0, y: 3.5, width: 100, height: 1, class: "rail" }),
     x.stays.map((y) => s("rect", { x: at(y.begin), width: Math.max(at(y.end) - at(y.begin), 0.6), y: y.where === "host" ? 2.5 : 0.5, height: y.where === "host" ? 3 : 7, class: y.where, style: { fill: "var(--" + groupColor(x) + ")" } })),
