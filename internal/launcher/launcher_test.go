@@ -202,7 +202,7 @@ func TestGPU(t *testing.T) {
 func TestStartsMPI(t *testing.T) {
 	for _, c := range []struct {
 		place   Place
-		library Launcher
+		by      Launcher
 		native  bool
 		refused string
 	}{
@@ -213,7 +213,7 @@ func TestStartsMPI(t *testing.T) {
 		{Place{Launcher: Torchrun}, PMI, false, ""},
 		{Place{Launcher: Torchrun}, OpenMPI, false, "torchrun alone cannot start Open MPI; start with mpirun or with srun --mpi=pmix, or install MPICH"},
 	} {
-		native, err := c.place.StartsMPI(c.library)
+		native, err := c.place.StartsMPI(c.by)
 		if native != c.native || (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%+v: got %t, %v", c, native, err)
 		}

@@ -295,7 +295,7 @@ class Settings(unittest.TestCase):
 class Interface(unittest.TestCase):
     """The C interface, with a library that is played."""
 
-    def library(self, **calls):
+    def played(self, **calls):
         lib = _library.Library.__new__(_library.Library)
         lib._pid, lib._trouble, lib._handle = _library.os.getpid(), [], 5
         lib._returned, lib._held, lib._number, lib._usage = _library._Ids(), _library._Ids(), ctypes.c_uint64(), _library._Held()
@@ -326,12 +326,12 @@ class Interface(unittest.TestCase):
             self.fill(ids, [1, 2, 3], 3)
             return 0
 
-        lib = self.library(stowage_release=release, stowage_more=more)
+        lib = self.played(stowage_release=release, stowage_more=more)
         self.assertEqual([1, 2, 3, 4, 5, 6], lib.release(8))
-        lib = self.library(stowage_release=lambda handle, group, ids: 0)
+        lib = self.played(stowage_release=lambda handle, group, ids: 0)
         self.assertEqual([], lib.release(8))
         for many in (0, 1):
-            lib = self.library(stowage_load=lambda handle, group, held, ids: self.fill(held, [7, 9], many) or 0)
+            lib = self.played(stowage_load=lambda handle, group, held, ids: self.fill(held, [7, 9], many) or 0)
             held, returned = lib.load(3)
             self.assertEqual((True, bool(many), []), (7 in held, 8 in held, returned))
 
@@ -345,14 +345,14 @@ class Interface(unittest.TestCase):
             self.assertEqual(b"name", name)
             return 0
 
-        lib = self.library(stowage_save=save)
+        lib = self.played(stowage_save=save)
         for n in (1, 2, 3, 9):
             storages = [(i, 10 * i, 100 * i, i + 1, i + 2, i % 2) for i in range(n)]
             self.assertEqual((77, []), lib.save(b"name", storages))
             self.assertEqual(storages, got)
 
     def test_codes(self):
-        lib = self.library(stowage_usage=lambda handle, u: setattr(u._obj, "least", 55) or 0, stowage_check=lambda handle, stream: code)
+        lib = self.played(stowage_usage=lambda handle, u: setattr(u._obj, "least", 55) or 0, stowage_check=lambda handle, stream: code)
         for code, kind in ((_library.OVERFLOW, Overflow), (_library.TOO_SMALL, TooSmall), (1, Error), (9, Error)):
             with self.assertRaisesRegex(Error, "^it failed$") as raised:
                 lib.check(0)
@@ -380,11 +380,11 @@ class Interface(unittest.TestCase):
                 buffer.value = text
             return 0
 
-        self.assertEqual({"a": "x" * 9000}, self.library(stowage_stats=stats).stats())
+        self.assertEqual({"a": "x" * 9000}, self.played(stowage_stats=stats).stats())
 
     def test_closed_and_forked(self):
         closed = []
-        lib = self.library(stowage_close=lambda handle: closed.append(handle) or 0)
+        lib = self.played(stowage_close=lambda handle: closed.append(handle) or 0)
         lib._pid += 1
         with self.assertRaisesRegex(Error, "forked after the runtime was opened"):
             lib.check_open()
@@ -401,7 +401,7 @@ class Interface(unittest.TestCase):
     def test_arguments(self):
         said = []
         note = lambda name: lambda *a: said.append((name, *(x for x in a if not hasattr(x, "_obj")))) or 0
-        lib = self.library(**{f"stowage_{name}": note(name) for name in ("begin", "end", "limit", "check", "trace", "rows")})
+        lib = self.played(**{f"stowage_{name}": note(name) for name in ("begin", "end", "limit", "check", "trace", "rows")})
         lib.begin("key", 7), lib.end(True), lib.limit(9), lib.check(8), lib.trace(None), lib.trace("file"), lib.rows(4)
         self.assertEqual([("begin", 5, b"key", 7), ("end", 5, True), ("limit", 5, 9), ("check", 5, 8), ("trace", 5, None), ("trace", 5, b"file"), ("rows", 5, 4)], said)
 
@@ -410,7 +410,7 @@ class Interface(unittest.TestCase):
                 setattr(u._obj, name, i)
             return 0
 
-        self.assertEqual((0, 1, 2, 3, 4, 5), self.library(stowage_usage=usage).usage())
+        self.assertEqual((0, 1, 2, 3, 4, 5), self.played(stowage_usage=usage).usage())
 
 
 class Holders(unittest.TestCase):
