@@ -120,7 +120,8 @@ const mostVisits = 1 << 14
 
 // checkVisits returns an *InputError if a forecast would take minutes and many GiB.
 func (j *Job) checkVisits() error {
-	n, most := j.config.Batch.Microbatches, max(1, mostVisits/len(j.config.Model.Layers))
+	n, pp := j.config.Batch.Microbatches, j.config.Layout.PP
+	most := max(1, mostVisits/len(j.config.Model.Layers)/pp) * pp // interleaved stages need whole rounds
 	if n <= most {
 		return nil
 	}
