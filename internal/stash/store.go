@@ -267,7 +267,7 @@ func (st *Store) AddRecord(s device.Stream, l, widest *Layout, g memory.GroupID)
 		return nil, fmt.Errorf("stash: a group may need %d pages, which is too many; use larger pages", pages)
 	}
 	if st.used+size > st.recs.Max() {
-		return nil, fmt.Errorf("stash: %d groups of up to %d pages need more than the %v reserved for records; raise Config.Records",
+		return nil, fmt.Errorf("stash: %d groups of up to %d pages need more than the %v reserved for records; use fewer microbatches or larger pages, or raise Config.Records",
 			len(st.records)+1, pages, st.recs.Max())
 	}
 	if err := st.dev.Grow(st.recs, st.used+size); err != nil {
